@@ -1,0 +1,90 @@
+"""Test-time-adaptation methods by name. A method is one file; this table is the registry."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from mergetta.adapters.base import Adapter
+from mergetta.errors import MergettaError
+from mergetta.runtimes.base import Runtime
+
+
+@dataclass(frozen=True)
+class Method:
+    """Where a method lives and what it needs; nothing is imported before it is created."""
+
+    path: str
+    needs: str = ""
+    """What it must be given beside a runtime: `bundle`, `experts`, or nothing."""
+
+    @property
+    def backprop(self) -> bool:
+        return self.path.startswith("backprop.")
+
+    def load(self) -> type[Adapter]:
+        module, _, name = self.path.partition(":")
+        try:
+            loaded = getattr(import_module(f"mergetta.adapters.{module}"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise MergettaError("Back-propagation needs PyTorch: install mergetta[torch].") from error
+        if not (isinstance(loaded, type) and issubclass(loaded, Adapter)):
+            raise TypeError(f"{self.path} is registered as an adapter but is none")
+        return loaded
+
+
+METHODS: dict[str, Method] = {
+    "source": Method("forward_only.source:Source"),
+    "bn-stats": Method("forward_only.bn_stats:BNStats"),
+    "t3a": Method("forward_only.t3a:T3A"),
+    "cola": Method("forward_only.cola:CoLA", needs="experts"),
+    "merge": Method("forward_only.merge:Merge", needs="bundle"),
+    "zo-merge": Method("forward_only.zo_merge:ZOMerge", needs="bundle"),
+    "tent": Method("backprop.tent:Tent"),
+    "deyo": Method("backprop.deyo:DeYO"),
+    "roid": Method("backprop.roid:ROID"),
+}
+
+
+def list_adapters() -> list[str]:
+    """Names that `create_adapter` knows."""
+    return list(METHODS)
+
+
+def find_method(name: str) -> Method:
+    if name not in METHODS:
+        raise MergettaError(f"There is no adapter {name!r}; choose one of {', '.join(METHODS)}.")
+    return METHODS[name]
+
+
+def create_adapter(name: str, runtime: Runtime, **options: Any) -> Adapter:
+    """An adapter by name, with the options of its constructor.
+
+    >>> create_adapter("zo-merge", runtime, bundle=bundle, lr=5e-3)   # doctest: +SKIP
+    """
+    kind = find_method(name).load()
+    accepted = accepted_options(kind)
+    unknown = set(options) - accepted
+    if unknown:
+        raise MergettaError(f"{name} has no option {min(unknown)!r}; it takes {', '.join(sorted(accepted))}.")
+    needs = METHODS[name].needs
+    if needs and needs not in options:
+        raise MergettaError(f"{name} needs {needs}=….")
+    return kind(runtime, **options)
+
+
+def accepted_options(kind: type) -> set[str]:
+    """Keywords of the constructor, following **options to the base classes."""
+    names: set[str] = set()
+    for cls in kind.__mro__:
+        if "__init__" not in vars(cls):
+            continue
+        parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
+        names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return names - {"self", "runtime"}

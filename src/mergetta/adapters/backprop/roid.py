@@ -1,0 +1,30 @@
+"""ROID (Marsden et al. 2024): weighted soft likelihood ratio, consistency, weight ensembling, prior correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergetta.adapters.backprop.base import BackpropAdapter
+from mergetta.losses import Roid
+from mergetta.losses.roid import correct_prior
+from mergetta.runtimes.torch_runtime import TorchRuntime
+
+
+class ROID(BackpropAdapter):
+    """`source_share` of the source weights is mixed back in after each step."""
+
+    def __init__(self, runtime: TorchRuntime, source_share: float = 0.01, **options: Any) -> None:
+        self.source_share = source_share
+        super().__init__(runtime, Roid(), **options)
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            for name, parameter in self.learnt.items():
+                source = torch.from_numpy(self.runtime.groups[name]).to(parameter.device).view(parameter.shape)
+                parameter.lerp_(source, self.source_share)
+
+    def returned(self, logits: Tensor) -> Tensor:
+        return correct_prior(logits)  # type: ignore[no-any-return]

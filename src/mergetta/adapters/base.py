@@ -1,0 +1,36 @@
+"""What an adapter is: a test-time-adaptation method that predicts a stream batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mergetta.arrays import Array
+from mergetta.errors import MergettaError
+from mergetta.runtimes.base import Runtime
+
+
+class Adapter:
+    """Predict, adapt, remember. `state_dict` holds NumPy arrays and plain numbers, so any format can keep it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def predict(self, images: Array) -> Array:
+        """Logits of a batch; adapts before, while or after it predicts, as the method has it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Back to the state of a new adapter."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the stream has changed; `load_state_dict` continues from it exactly."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`; a state that does not fit changes nothing."""
+
+
+def check_family(runtime: Runtime, family: str, what: str) -> None:
+    if runtime.family and family and runtime.family != family:
+        raise MergettaError(f"{what} belongs to the family {family!r}, but the model is {runtime.family!r}.")

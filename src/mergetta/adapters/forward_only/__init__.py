@@ -1,0 +1,1 @@
+"""Methods that need forward passes alone. Nothing here imports torch."""

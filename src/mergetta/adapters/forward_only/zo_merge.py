@@ -1,0 +1,103 @@
+"""The paper's method on the device (Algorithm 2): predict with the merged model, tune its coefficients by ZO-SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mergetta.adapters.base import Adapter, check_family
+from mergetta.arrays import Array
+from mergetta.bundle import Bundle
+from mergetta.errors import MergettaError
+from mergetta.groups import Vector, check_groups
+from mergetta.losses import Loss, create_loss
+from mergetta.runtimes.base import Runtime
+from mergetta.seeds import generator
+from mergetta.zeroth_order.spsa import Step, apply, probe
+
+
+class ZOMerge(Adapter):
+    """A batch is predicted with the coefficients as they are, then moves them by one step.
+
+    A step costs two evaluations of the loss (of one forward pass each for entropy, up to two for ROID and DeYO,
+    which look at a second view). A loss that is not finite moves nothing and is counted in `skipped`.
+
+    >>> adapter = ZOMerge(runtime, bundle, loss="roid")   # doctest: +SKIP
+    >>> logits = adapter.predict(images)                  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        bundle: Bundle,
+        loss: str | Loss = "roid",
+        lr: float = 5e-3,
+        delta: float = 1.0,
+        clamp: float = 5.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(runtime)
+        check_family(runtime, bundle.family, "The bundle")
+        check_groups(bundle.base, runtime.groups, "The bundle")
+        for name, value in (("delta", delta), ("clamp", clamp)):
+            if not value > 0:
+                raise MergettaError(f"{name} must be positive, not {value}.")
+        if not lr >= 0:
+            raise MergettaError(f"lr must be zero or positive, not {lr}.")
+        self.bundle = bundle
+        self.loss = create_loss(loss) if isinstance(loss, str) else loss
+        self.lr, self.delta, self.clamp, self.seed = lr, delta, clamp, seed
+        self.reset()
+
+    def reset(self) -> None:
+        self.coefficients: dict[str, Vector] = {
+            name: self.bundle.coefficients[name].astype(np.float64) for name in self.bundle.moving
+        }
+        self.steps = 0
+        self.skipped = 0
+        self.history: list[Step] = []
+        self.loss.reset()
+
+    def predict(self, images: Array) -> Array:
+        self.runtime.load(self.bundle.merge(self.coefficients))
+        logits = self.runtime(images).logits
+        if self.coefficients:
+            self._step(images)
+        self.loss.observe(logits)
+        return logits
+
+    def _step(self, images: Array) -> None:
+        def loss_at(coefficients: Mapping[str, Vector]) -> float:
+            self.runtime.load(self.bundle.merge(coefficients))
+            views = generator(self.seed, self.steps, "views")  # the same second view on both sides
+            return float(self.loss.evaluate(self._forward, images, views).value)
+
+        step = probe(loss_at, self.coefficients, self.seed, self.steps, self.delta, self.clamp)
+        self.coefficients = apply(self.coefficients, step, self.lr)
+        self.history.append(step)
+        self.skipped += step.skipped
+        self.steps += 1
+
+    def _forward(self, images: Array, gradient: bool = True) -> Array:
+        return self.runtime(images).logits
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "skipped": self.skipped,
+            **{f"coefficients/{name}": w.copy() for name, w in self.coefficients.items()},
+            **{f"loss/{name}": value for name, value in self.loss.state_dict().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        loaded = {}
+        for name, current in self.coefficients.items():
+            value = np.array(state.get(f"coefficients/{name}"), dtype=np.float64)
+            if value.shape != current.shape or not np.isfinite(value).all():
+                raise MergettaError(f"This state does not fit the bundle: coefficients of group {name!r}.")
+            loaded[name] = value
+        self.coefficients = loaded
+        self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
+        self.loss.load_state_dict({k.removeprefix("loss/"): v for k, v in state.items() if k.startswith("loss/")})

@@ -1,0 +1,1 @@
+"""Compare methods: suites, protocol, result store, tables, figures, report. Needs the extras torch and bench."""

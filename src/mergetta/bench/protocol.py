@@ -1,0 +1,189 @@
+"""How methods are compared: reset per domain, the target's own expert left out, one pass, error as predicted online."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mergetta.adapters import create_adapter, find_method
+from mergetta.adapters.backprop.expert_training import train_expert
+from mergetta.adapters.base import Adapter
+from mergetta.adapters.forward_only.cola import source_expert
+from mergetta.bench.store import Store, address, code_digest
+from mergetta.bench.suite import BundleSettings, MethodSettings, Suite
+from mergetta.bundle import Bundle
+from mergetta.data.corruptions import corrupt
+from mergetta.data.fashion import load_fashion
+from mergetta.data.streams import Domain
+from mergetta.errors import MergettaError
+from mergetta.expert import Expert
+from mergetta.groups import last_blocks
+from mergetta.merging import build_bundle
+from mergetta.models.family import Family, load_family
+from mergetta.runtimes.torch_runtime import TorchRuntime
+
+DATA_CODE = ("data", "seeds")
+MODEL_CODE = ("models", "runtimes", "groups", "losses", "arrays", "adapters/base")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table."""
+
+    method: str
+    expert: str | None
+    """How the experts were made; None for a method that uses none."""
+    domain: str
+    seed: int
+
+
+@lru_cache(maxsize=4)
+def family_of(suite_family: str) -> Family:
+    return load_family(suite_family)
+
+
+@lru_cache(maxsize=2)
+def domain_of(domain: str, severity: int, samples: int) -> Domain:
+    images, labels = load_fashion()
+    return Domain(domain, corrupt(images[:samples], domain, severity), labels[:samples])
+
+
+def data_facts(suite: Suite, domain: str, seed: int) -> dict[str, Any]:
+    return {
+        "family": family_of(suite.family).fingerprint,
+        "data": suite.data,
+        "domain": domain,
+        "severity": suite.severity,
+        "samples": suite.samples,
+        "batch_size": suite.batch_size,
+        "seed": seed,
+    }
+
+
+def expert_key(suite: Suite, method: str, domain: str, seed: int) -> str:
+    if method not in suite.experts:
+        raise MergettaError(
+            f"The suite {suite.name} has no experts by {method!r}; choose from {', '.join(suite.experts)}."
+        )
+    code = code_digest(*DATA_CODE, *MODEL_CODE, f"adapters/backprop/{method}", "adapters/backprop/base")
+    return address(
+        {**data_facts(suite, domain, seed), "expert": method, "options": suite.experts[method], "code": code}
+    )
+
+
+def make_expert(suite: Suite, method: str, domain: str, seed: int, store: Store) -> Expert:
+    """The expert of a domain, from the store or freshly trained."""
+    key = expert_key(suite, method, domain, seed)
+    expert = store.expert(key)
+    if expert is None:
+        runtime = TorchRuntime(family_of(suite.family))
+        stream = domain_of(domain, suite.severity, suite.samples).stream(seed, suite.batch_size)
+        batches = (images for images, _ in stream)
+        expert = train_expert(runtime, batches, method, domain, seed, **suite.experts[method])
+        store.put_expert(key, expert)
+    return expert
+
+
+def pool(suite: Suite, cell: Cell, store: Store) -> list[Expert]:
+    """All experts but the target's own."""
+    assert cell.expert is not None
+    return [
+        make_expert(suite, cell.expert, domain, cell.seed, store) for domain in suite.domains if domain != cell.domain
+    ]
+
+
+def cell_key(suite: Suite, cell: Cell) -> str:
+    settings = suite.methods[cell.method]
+    method = find_method(settings.adapter)
+    folder, _, _ = method.path.partition(":")
+    code = [*DATA_CODE, *MODEL_CODE, f"adapters/{folder.replace('.', '/')}", "bench/protocol"]
+    code += ["adapters/backprop/base"] if method.backprop else []
+    code += ["merging", "bundle", "zeroth_order"] if method.needs == "bundle" else []
+    facts = {
+        **data_facts(suite, cell.domain, cell.seed),
+        "method": settings.model_dump(),
+        "code": code_digest(*code),
+    }
+    if cell.expert:
+        facts["experts"] = [
+            expert_key(suite, cell.expert, domain, cell.seed) for domain in suite.domains if domain != cell.domain
+        ]
+    return address(facts)
+
+
+def build(suite: Suite, runtime: TorchRuntime, settings: BundleSettings, experts: list[Expert]) -> Bundle:
+    arguments = settings.model_dump(exclude={"frozen_blocks"})
+    frozen = last_blocks(runtime.structure, settings.frozen_blocks)
+    return build_bundle(runtime.groups, experts, frozen=frozen, family=runtime.family, **arguments)
+
+
+def create(suite: Suite, cell: Cell, runtime: TorchRuntime, store: Store) -> Adapter:
+    """The adapter of a cell, with its experts or its bundle."""
+    settings: MethodSettings = suite.methods[cell.method]
+    needs = find_method(settings.adapter).needs
+    options = dict(settings.options)
+    if settings.adapter == "zo-merge":
+        options = {"loss": cell.expert, "seed": cell.seed, **options}
+    elif find_method(settings.adapter).backprop:
+        options = {"seed": cell.seed, **options}
+    if needs == "experts":
+        statistics = family_of(suite.family).statistics
+        if statistics is None:
+            raise MergettaError(f"The family {suite.family} has no source statistics, which {cell.method} needs.")
+        options["experts"] = [source_expert(runtime, statistics), *pool(suite, cell, store)]
+    elif needs == "bundle":
+        options["bundle"] = build(suite, runtime, settings.bundle or BundleSettings(), pool(suite, cell, store))
+    return create_adapter(settings.adapter, runtime, **options)
+
+
+def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
+    """The record of a cell, from the store or freshly measured."""
+    key = cell_key(suite, cell)
+    record = store.result(key)
+    if record is None:
+        record = measure(suite, cell, store)
+        store.put_result(key, record)
+    return {**record, "suite": suite.name, "method": cell.method}
+
+
+def measure(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
+    runtime = TorchRuntime(family_of(suite.family))
+    adapter = create(suite, cell, runtime, store)
+    domain = domain_of(cell.domain, suite.severity, suite.samples)
+    wrong: list[int] = []
+    sizes: list[int] = []
+    seconds = 0.0
+    runtime.forwarded = 0
+    for images, labels in domain.stream(cell.seed, suite.batch_size):
+        start = time.perf_counter()
+        logits = adapter.predict(images)
+        seconds += time.perf_counter() - start
+        wrong.append(int(np.count_nonzero(np.argmax(logits, axis=1) != labels)))
+        sizes.append(len(labels))
+    samples = sum(sizes)
+    record: dict[str, Any] = {
+        "expert": cell.expert,
+        "domain": cell.domain,
+        "seed": cell.seed,
+        "error": 100 * sum(wrong) / samples,
+        "samples": samples,
+        "seconds": seconds,
+        "family": runtime.family,
+        "severity": suite.severity,
+        "batch_size": suite.batch_size,
+        "forwards": runtime.forwarded / samples,
+        "backprop": find_method(suite.methods[cell.method].adapter).backprop,
+        "wrong": wrong,
+        "sizes": sizes,
+        "skipped": getattr(adapter, "skipped", 0),
+        "settings": suite.methods[cell.method].model_dump(),
+    }
+    bundle = getattr(adapter, "bundle", None)
+    if isinstance(bundle, Bundle):
+        record["dimension"] = bundle.dimension
+        record["ranks"] = {name: len(w) if name in bundle.moving else 0 for name, w in bundle.coefficients.items()}
+    return record

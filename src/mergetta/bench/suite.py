@@ -1,0 +1,106 @@
+"""A suite: a family, a set of domains and the settings of every method, as readable YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mergetta.adapters import find_method
+from mergetta.data.corruptions import CORRUPTIONS
+from mergetta.errors import MergettaError
+
+FOLDER = Path(__file__).parent / "suites"
+Strict = ConfigDict(extra="forbid", frozen=True)
+
+
+class BundleSettings(BaseModel):
+    """Arguments of `build_bundle`; `frozen_blocks` last blocks do not move."""
+
+    model_config = Strict
+    keep: float | None = 0.4
+    max_rank: int | None = 5
+    tolerance: float | None = 1e-2
+    initial: float = 0.1
+    reduce: bool = True
+    tolerance_per_entry: bool = True
+    frozen_blocks: int = 1
+
+
+class MethodSettings(BaseModel):
+    """An adapter with its options; with a bundle if it works on one."""
+
+    model_config = Strict
+    adapter: str
+    bundle: BundleSettings | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def uses_experts(self) -> bool:
+        return bool(find_method(self.adapter).needs)
+
+
+class Suite(BaseModel):
+    """What is compared with what, on which data."""
+
+    model_config = Strict
+    name: str
+    family: str
+    data: Literal["fashion"]
+    severity: int = Field(5, ge=1, le=5)
+    samples: int = Field(gt=0)
+    batch_size: int = Field(gt=0)
+    domains: tuple[str, ...] = tuple(CORRUPTIONS)
+    experts: dict[str, dict[str, Any]]
+    methods: dict[str, MethodSettings]
+
+    def restricted(
+        self,
+        methods: Iterable[str] | None = None,
+        domains: Iterable[str] | None = None,
+        samples: int | None = None,
+        severity: int | None = None,
+    ) -> Suite:
+        """The same suite with fewer methods, samples, or reported domains checked to exist."""
+        chosen = self.methods if methods is None else {name: self._known(name, self.methods) for name in methods}
+        for domain in domains or ():
+            if domain not in self.domains:
+                raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(self.domains)}.")
+        changes: dict[str, Any] = {"methods": chosen}
+        if samples is not None:
+            if samples < 1:
+                raise MergettaError(f"samples must be at least 1, not {samples}.")
+            changes["samples"] = min(samples, self.samples)
+        if severity is not None:
+            if severity not in range(1, 6):
+                raise MergettaError(f"severity must be 1 to 5, not {severity}.")
+            changes["severity"] = severity
+        return self.model_copy(update=changes)
+
+    def _known(self, name: str, table: dict[str, MethodSettings]) -> MethodSettings:
+        if name not in table:
+            raise MergettaError(f"The suite {self.name} has no method {name!r}; choose from {', '.join(table)}.")
+        return table[name]
+
+
+def list_suites() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_suite(name: str) -> Suite:
+    """A suite of the package by name, or one's own by the path of its YAML file."""
+    path = FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        path = Path(name)
+    if not path.is_file():
+        raise MergettaError(f"There is no suite {name!r}; choose one of {', '.join(list_suites())}, or a YAML file.")
+    try:
+        suite = Suite(name=path.stem, **yaml.safe_load(path.read_text()))
+        for method in suite.methods.values():
+            find_method(method.adapter)
+        return suite
+    except (ValidationError, yaml.YAMLError, TypeError, UnicodeDecodeError) as error:
+        raise MergettaError(f"{path} is not a valid suite: {' '.join(str(error).split())}") from error

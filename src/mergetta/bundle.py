@@ -1,0 +1,123 @@
+"""A bundle: what a weak device needs to merge the experts and to tune the merge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.errors import MergettaError
+from mergetta.files import decode, encode, expect, read_bytes, write_atomically
+from mergetta.groups import GroupValues, Vector, check_groups
+
+FORMAT, VERSION = "mergetta.bundle", 1
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """Base groups θ₀, bases V_r and coefficients w_r per group; the merged group is θ₀ + w_r V_r.
+
+    >>> bundle = Bundle({"g": np.zeros(2)}, {"g": np.array([[0.0, 1.0]])}, {"g": np.array([0.5])})
+    >>> bundle.dimension, bundle.merge()["g"].tolist()
+    (1, [0.0, 0.5])
+    """
+
+    base: GroupValues
+    basis: Mapping[str, NDArray[np.floating[Any]]]
+    """(r, D) per group: orthonormal rows (the trimmed task vectors themselves if redundancy was not reduced)."""
+    coefficients: Mapping[str, Vector]
+    """(r,) per group: where the device starts."""
+    frozen: tuple[str, ...] = ()
+    """Groups that are merged with their initial coefficients and not optimised."""
+    family: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """How it was built: trim, rank, tolerance, number of experts."""
+
+    def __post_init__(self) -> None:
+        for name in ("base", "basis", "coefficients"):
+            values = {k: np.asarray(v, dtype=np.float32) for k, v in getattr(self, name).items()}
+            object.__setattr__(self, name, values)
+        object.__setattr__(self, "frozen", tuple(self.frozen))
+        if not self.base:
+            raise MergettaError("A bundle needs at least one group.")
+        check_groups(self.base, self.base, "The bundle's base")
+        for name in ("basis", "coefficients"):
+            if set(getattr(self, name)) != set(self.base):
+                raise MergettaError(f"The bundle's {name} has other groups than its base.")
+        for name, base in self.base.items():
+            basis, coefficients = self.basis[name], self.coefficients[name]
+            if base.ndim != 1 or basis.shape != (len(basis), base.size) or coefficients.shape != (len(basis),):
+                raise MergettaError(
+                    f"The bundle's group {name!r} does not fit together: base {base.shape}, "
+                    f"basis {basis.shape}, coefficients {coefficients.shape}."
+                )
+            if not (np.isfinite(basis).all() and np.isfinite(coefficients).all()):
+                raise MergettaError(f"The bundle holds NaN or infinite values in group {name!r}.")
+        unknown = set(self.frozen) - set(self.base)
+        if unknown:
+            raise MergettaError(f"Cannot freeze {min(unknown)!r}: the model has no such group.")
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Groups whose coefficients are optimised."""
+        frozen = set(self.frozen)
+        return tuple(name for name, w in self.coefficients.items() if name not in frozen and w.size)
+
+    @property
+    def dimension(self) -> int:
+        """How many coefficients move."""
+        return sum(self.coefficients[name].size for name in self.moving)
+
+    def merge(self, coefficients: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
+        """Merged groups for the given coefficients; groups not named keep their initial ones."""
+        chosen = {**self.coefficients, **(coefficients or {})}
+        return {
+            name: base + np.asarray(chosen[name], dtype=np.float32) @ self.basis[name]
+            for name, base in self.base.items()
+        }
+
+    def to_bytes(self) -> bytes:
+        tensors = {
+            f"{kind}/{name}": value
+            for kind in ("base", "basis", "coefficients")
+            for name, value in getattr(self, kind).items()
+        }
+        header = {
+            "family": self.family,
+            "groups": list(self.base),
+            "frozen": list(self.frozen),
+            "settings": dict(self.settings),
+        }
+        return encode(tensors, FORMAT, VERSION, header)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "the bundle") -> Bundle:
+        tensors, header = decode(data, FORMAT, VERSION, source)
+        names = expect(header, "groups", list, source)
+        parts: dict[str, dict[str, Any]] = {}
+        for kind in ("base", "basis", "coefficients"):
+            missing = [name for name in names if f"{kind}/{name}" not in tensors]
+            if missing:
+                raise MergettaError(f"{source} lacks the {kind} of group {missing[0]!r}.")
+            parts[kind] = {name: tensors[f"{kind}/{name}"] for name in names}
+        return cls(
+            **parts,
+            frozen=tuple(expect(header, "frozen", list, source)),
+            family=expect(header, "family", str, source),
+            settings=expect(header, "settings", dict, source),
+        )
+
+    def save(self, path: str | Path) -> None:
+        write_atomically(path, self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | Path, family: str | None = None) -> Bundle:
+        """Read a bundle; with `family`, refuse one that was built for another source model."""
+        bundle = cls.from_bytes(read_bytes(path), str(path))
+        if family is not None and bundle.family != family:
+            raise MergettaError(f"{path} belongs to the family {bundle.family!r}, but this is {family!r}.")
+        return bundle

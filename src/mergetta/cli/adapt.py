@@ -1,0 +1,47 @@
+"""`mergetta adapt`: on a strong device, unlabelled images → expert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+
+def command(
+    images: Annotated[str, typer.Argument(help="FILE.npz, a folder of images, or `fashion:fog@5` for embedded ones.")],
+    out: Annotated[Path, typer.Option(help="The expert file to write.")],
+    family: Annotated[str, typer.Option(help="An embedded family, or the path of a checkpoint.")] = "fashion-bn",
+    method: Annotated[str, typer.Option(help="`roid`, `deyo` or `tent`.")] = "roid",
+    domain: Annotated[str | None, typer.Option(help="What to call the domain (default: after the images).")] = None,
+    optimizer: Annotated[str, typer.Option(help="`adam` or `sgd` (Nesterov).")] = "sgd",
+    lr: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 1e-3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 200,
+    seed: Annotated[int, typer.Option(help="Order of the images and random views.")] = 0,
+) -> None:
+    """Adapt a model to unlabelled images by back-propagation, and save what is worth sharing as an expert.
+
+    Example: `mergetta adapt fashion:fog@5 --out fog.safetensors`
+    """
+    from mergetta.adapters.backprop.expert_training import train_expert
+    from mergetta.data.images import load_images
+    from mergetta.data.streams import as_input
+    from mergetta.models.family import load_family
+    from mergetta.runtimes.torch_runtime import TorchRuntime
+    from mergetta.seeds import generator
+
+    source = load_family(family)
+    runtime = TorchRuntime(source)
+    pixels = load_images(images, source.preprocessing)
+    order = generator(seed, 0, "adapt").permutation(len(pixels))
+    starts = range(0, len(order), batch_size)
+    batches = (
+        as_input(pixels[order[start : start + batch_size]])
+        for start in track(starts, description=f"adapting by {method}", transient=True)
+    )
+    name = domain or images.rpartition(":")[2].removesuffix(".npz").rpartition("/")[2]
+    expert = train_expert(runtime, batches, method, name, seed, optimizer=optimizer, lr=lr)
+    expert.save(out)
+    Console().print(f"{out}: expert {name!r} of {runtime.family}, {len(pixels)} images, {out.stat().st_size:,} bytes")

@@ -1,0 +1,115 @@
+"""`mergetta bench SUITE`: compare methods by the protocol, print the table, write JSON and HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+QUICK_SAMPLES = 1000
+
+Experts = Annotated[str, typer.Option(help="How the experts are made: `roid` or `deyo`.")]
+Methods = Annotated[str | None, typer.Option(help="Only these methods, separated by commas.")]
+Domains = Annotated[str | None, typer.Option(help="Only these target domains, separated by commas.")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Images per domain (default: all of the suite's).")]
+Severity = Annotated[int | None, typer.Option(min=1, max=5, help="Severity of the corruptions.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write settings and results here.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write a page with tables and figures here.")]
+Cache = Annotated[Path | None, typer.Option(help="Where experts and results are kept ($MERGETTA_CACHE).")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core).")]
+
+
+def command(
+    suite: Annotated[str, typer.Argument(help="`fashion-bn`, `fashion-vit`, or the path of a suite's YAML file.")],
+    experts: Experts = "roid",
+    methods: Methods = None,
+    domains: Domains = None,
+    seeds: Seeds = 3,
+    samples: Samples = None,
+    severity: Severity = None,
+    quick: Annotated[bool, typer.Option("--quick", help=f"One seed, {QUICK_SAMPLES} images per domain.")] = False,
+    json: Json = None,
+    html: Html = None,
+    cache: Cache = None,
+    jobs: Jobs = None,
+) -> None:
+    """Compare methods on a suite: every target domain, the target's own expert left out, one pass, online error.
+
+    Experts and results are cached by content: an interrupted run resumes, a second one is instant.
+
+    Example: `mergetta bench fashion-bn --methods bn-stats,zo-merge,roid --seeds 3 --html bench.html`
+    """
+    if quick:
+        seeds, samples = 1, min(samples or QUICK_SAMPLES, QUICK_SAMPLES)
+    run(suite, experts, methods, domains, seeds, samples, severity, json, html, cache, jobs)
+
+
+def run(
+    suite_name: str,
+    experts: str,
+    methods: str | None,
+    domains: str | None,
+    seeds: int,
+    samples: int | None,
+    severity: int | None,
+    json: Path | None,
+    html: Path | None,
+    cache: Path | None,
+    jobs: int | None,
+) -> None:
+    from mergetta.bench.report import write_report
+    from mergetta.bench.runner import run_suite
+    from mergetta.bench.store import default_cache
+    from mergetta.bench.suite import load_suite
+    from mergetta.bench.tables import SPREAD, error_table, rich_table, settings_of, write_json
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    suite = load_suite(suite_name).restricted(split(methods), split(domains), samples, severity)
+    targets = split(domains) or list(suite.domains)
+    seed_list = list(range(seeds))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bars:
+        tasks: dict[str, int] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done)  # type: ignore[arg-type]
+
+        records = run_suite(suite, experts, targets, seed_list, cache or default_cache(), jobs, show)
+    note = (
+        f"{suite.name}: {len(targets)} domains at severity {suite.severity}, {suite.samples} images each, "
+        f"batch {suite.batch_size}, experts by {experts}, {seeds} seed{'s' if seeds > 1 else ''}"
+    )
+    console.print(rich_table(error_table(records), note))
+    if seeds > 1:
+        console.print(SPREAD, style="dim")
+    if json:
+        write_json(json, suite, experts, seed_list, records)
+        console.print(f"results: {json}")
+    if html:
+        write_report(html, f"mergetta · {suite.name}", note, records, settings_of(suite, experts, seed_list))
+        console.print(f"page with figures: {html}")
+
+
+def split(names: str | None) -> list[str] | None:
+    return [name.strip() for name in names.split(",") if name.strip()] if names else None

@@ -1,0 +1,1 @@
+"""Images: the embedded default, corruptions, streams."""

@@ -1,0 +1,78 @@
+"""Images from where people keep them: an npz file, a folder, or the embedded set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.data.corruptions import corrupt
+from mergetta.data.fashion import load_fashion
+from mergetta.errors import MergettaError
+from mergetta.models.family import Preprocessing
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+
+
+def load_images(source: str, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+    """uint8 (N, H, W, C) in the model's number of channels.
+
+    `source` is an npz file with an array `images` or `x`, a folder (searched through), or for the embedded images
+    `fashion[:CORRUPTION[@SEVERITY]]`.
+    """
+    name, _, rest = source.partition(":")
+    if name == "fashion":
+        images, _ = load_fashion()
+        corruption, _, severity = rest.partition("@")
+        if severity and not severity.isdigit():
+            raise MergettaError(f"The severity in {source!r} must be 1 to 5.")
+        images = corrupt(images, corruption, int(severity or 5)) if corruption else images
+    elif Path(source).is_dir():
+        images = load_folder(Path(source), preprocessing)
+    else:
+        images = load_npz(Path(source))
+    channels = len(preprocessing.mean)
+    if images.shape[3] != channels:
+        raise MergettaError(f"{source} has images of {images.shape[3]} channels, but the model takes {channels}.")
+    return images
+
+
+def load_npz(path: Path) -> NDArray[np.uint8]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = [name for name in ("images", "x") if name in file]
+            if not names:
+                raise MergettaError(f"{path} has no array named 'images' or 'x'.")
+            images = file[names[0]]
+    except MergettaError:
+        raise
+    except Exception as error:  # NumPy lets zipfile, zlib and its own errors through
+        raise MergettaError(f"Cannot read {path} as an npz file: {error}.") from error
+    images = images[..., None] if images.ndim == 3 else images
+    if images.dtype != np.uint8 or images.ndim != 4 or not images.size:
+        raise MergettaError(f"{path} must hold uint8 images (N, H, W[, C]), not {images.dtype} {images.shape}.")
+    return np.asarray(images, dtype=np.uint8)
+
+
+def load_folder(folder: Path, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not files:
+        raise MergettaError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))}).")
+    mode = "L" if len(preprocessing.mean) == 1 else "RGB"
+    loaded = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                converted = image.convert(mode)
+            if preprocessing.size:
+                converted = converted.resize((preprocessing.size, preprocessing.size), Image.Resampling.BILINEAR)
+            loaded.append(np.asarray(converted))
+        except OSError as error:
+            raise MergettaError(f"Cannot read the image {file}: {error}.") from error
+    if len({image.shape for image in loaded}) > 1:
+        raise MergettaError(f"The images in {folder} have different sizes, and the family does not say which to use.")
+    images = np.stack(loaded)
+    return images[..., None] if images.ndim == 3 else images

@@ -1,0 +1,81 @@
+"""An expert: the groups that a strong device adapted on one domain, with feature statistics and provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.errors import MergettaError
+from mergetta.files import decode, encode, expect, read_bytes, write_atomically
+from mergetta.groups import GroupValues, check_groups
+
+FORMAT, VERSION = "mergetta.expert", 1
+
+
+@dataclass(frozen=True, eq=False)
+class Expert:
+    """What a strong device shares: a few kilobytes, never an image.
+
+    >>> expert = Expert({"bn.weight": np.ones(2)}, family="f", domain="fog")
+    >>> Expert.from_bytes(expert.to_bytes()).domain
+    'fog'
+    """
+
+    groups: GroupValues
+    """Adapted values, one vector per group."""
+    family: str = ""
+    """Fingerprint of the source model that was adapted."""
+    domain: str = ""
+    statistics: NDArray[np.floating[Any]] | None = None
+    """Per-channel mean and variance after the stem, (2, C): how CoLA tells domains apart."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """How it was made: method, samples, seed, settings."""
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise MergettaError("An expert needs at least one group.")
+        groups = {name: np.asarray(vector, dtype=np.float32) for name, vector in self.groups.items()}
+        for name, vector in groups.items():
+            if vector.ndim != 1:
+                raise MergettaError(f"The expert's group {name!r} has shape {vector.shape}; a vector is needed.")
+        check_groups(groups, groups, "The expert")
+        object.__setattr__(self, "groups", groups)
+        if self.statistics is not None:
+            statistics = np.asarray(self.statistics, dtype=np.float32)
+            if statistics.ndim != 2 or len(statistics) != 2 or not np.isfinite(statistics).all():
+                raise MergettaError("An expert's statistics must be a finite array of shape (2, channels).")
+            object.__setattr__(self, "statistics", statistics)
+
+    def to_bytes(self) -> bytes:
+        tensors = {f"group/{name}": vector for name, vector in self.groups.items()}
+        if self.statistics is not None:
+            tensors["statistics"] = self.statistics
+        header = {"family": self.family, "domain": self.domain, "provenance": dict(self.provenance)}
+        return encode(tensors, FORMAT, VERSION, header)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "the expert") -> Expert:
+        tensors, header = decode(data, FORMAT, VERSION, source)
+        return cls(
+            groups={name.removeprefix("group/"): t for name, t in tensors.items() if name.startswith("group/")},
+            family=expect(header, "family", str, source),
+            domain=expect(header, "domain", str, source),
+            statistics=tensors.get("statistics"),
+            provenance=expect(header, "provenance", dict, source),
+        )
+
+    def save(self, path: str | Path) -> None:
+        write_atomically(path, self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | Path, family: str | None = None) -> Expert:
+        """Read an expert; with `family`, refuse one that was made from another source model."""
+        expert = cls.from_bytes(read_bytes(path), str(path))
+        if family is not None and expert.family != family:
+            raise MergettaError(f"{path} belongs to the family {expert.family!r}, but this is {family!r}.")
+        return expert

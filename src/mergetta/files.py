@@ -1,0 +1,104 @@
+"""Files as they travel between machines: safetensors with one JSON header, written atomically, read with suspicion.
+
+A mergetta file is an ordinary safetensors file whose metadata has a single key `mergetta`: a JSON object with
+`format`, `version` and whatever the format adds. (A single key also keeps the bytes deterministic.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from mergetta.errors import MergettaError
+
+Tensors = dict[str, NDArray[Any]]
+MAX_HEADER = 16 * 2**20
+
+
+def write_atomically(path: str | Path, data: bytes) -> None:
+    """Write all of `data` or nothing: temporary file beside the target, fsync, rename."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise MergettaError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def read_bytes(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise MergettaError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def encode(tensors: Mapping[str, NDArray[Any]], format: str, version: int, header: Mapping[str, Any]) -> bytes:
+    """The bytes of a mergetta file; the same content always gives the same bytes."""
+    text = json.dumps({"format": format, "version": version, **header}, sort_keys=True, allow_nan=False)
+    contiguous = {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+    return safetensors.numpy.save(contiguous, metadata={"mergetta": text})
+
+
+def decode(data: bytes, format: str, version: int, source: str = "the data") -> tuple[Tensors, dict[str, Any]]:
+    """Tensors and header of a mergetta file, or one sentence on why they cannot be used."""
+    header = read_header(data, source)
+    found = header.get("format")
+    if found != format:
+        raise MergettaError(f"{source} is a {found!r} file, but a {format!r} file is needed here.")
+    number = header.get("version")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise MergettaError(f"{source} has no valid format version ({number!r}).")
+    if number > version:
+        raise MergettaError(
+            f"{source} has {format} version {number}, newer than this mergetta reads ({version}): upgrade mergetta."
+        )
+    try:
+        tensors = safetensors.numpy.load(data)
+    except Exception as error:  # safetensors raises its own type, and KeyError on types NumPy lacks
+        raise MergettaError(f"{source} is truncated or damaged: {error}.") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
+            raise MergettaError(f"{source} holds NaN or infinite values in {name!r}.")
+    return tensors, header
+
+
+def read_header(data: bytes, source: str = "the data") -> dict[str, Any]:
+    """The JSON header of a mergetta file of any format, without touching its tensors."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > MAX_HEADER or size > len(data) - 8:
+        raise MergettaError(f"{source} is truncated, or not a safetensors file.")
+    try:
+        outer = json.loads(data[8 : 8 + size])
+        header = json.loads(outer["__metadata__"]["mergetta"])
+    except (KeyError, TypeError):
+        raise MergettaError(f"{source} is a safetensors file, but not one written by mergetta.") from None
+    except (ValueError, RecursionError):
+        raise MergettaError(f"{source} is damaged, or not a safetensors file.") from None
+    if not isinstance(header, dict):
+        raise MergettaError(f"{source} has a mergetta header that is not a JSON object.")
+    return header
+
+
+def expect(header: Mapping[str, Any], key: str, kind: type | tuple[type, ...], source: str) -> Any:
+    """`header[key]`, checked to be of the given JSON type."""
+    value = header.get(key)
+    if not isinstance(value, kind):
+        raise MergettaError(f"{source} has no valid {key!r} in its header.")
+    return value

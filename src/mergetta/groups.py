@@ -1,0 +1,78 @@
+"""Which weights adapt: a group is the scale or the shift of one norm layer. Torch-free.
+
+`mergetta.models.discovery` finds the groups of a torch model; everything else only needs what is written here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.errors import MergettaError
+
+Vector = NDArray[Any]
+GroupValues = Mapping[str, Vector]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One learnable tensor. `block` is 0 for the stem, then 1, 2, … in the order of the forward pass."""
+
+    name: str
+    size: int
+    block: int
+    kind: str = "batch"
+    """Of its norm layer: batch, layer, group or rms."""
+
+
+def last_blocks(groups: Iterable[Group], count: int) -> tuple[str, ...]:
+    """Names of the groups in the last `count` blocks: what the paper merges but does not optimise.
+
+    >>> last_blocks([Group("a", 4, 0), Group("b", 4, 1), Group("c", 4, 2)], 1)
+    ('c',)
+    """
+    groups = list(groups)
+    blocks = sorted({group.block for group in groups if group.block > 0})
+    if not 0 <= count <= len(blocks):
+        raise MergettaError(f"Cannot freeze the last {count} blocks: this model has {len(blocks)}.")
+    chosen = set(blocks[len(blocks) - count :])
+    return tuple(group.name for group in groups if group.block in chosen)
+
+
+def paper_frozen(groups: Iterable[Group]) -> tuple[str, ...]:
+    """What the paper does not optimise: the last block of a BatchNorm CNN, the last three of a transformer."""
+    groups = list(groups)
+    return last_blocks(groups, 1 if any(group.kind == "batch" for group in groups) else 3)
+
+
+def fingerprint(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> str:
+    """A short digest of weights and of everything else (architecture, preprocessing) that defines a family."""
+    digest = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = np.ascontiguousarray(tensors[name])
+        digest.update(f"{name} {tensor.dtype.str} {tensor.shape}".encode())
+        digest.update(tensor.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def check_groups(values: GroupValues, reference: GroupValues, what: str) -> None:
+    """Raise unless `values` has exactly the groups of `reference`, with its sizes, all finite."""
+    missing = [name for name in reference if name not in values]
+    if missing:
+        raise MergettaError(f"{what} lacks the group {missing[0]!r} ({len(missing)} missing): wrong family?")
+    extra = [name for name in values if name not in reference]
+    if extra:
+        raise MergettaError(f"{what} has an unknown group {extra[0]!r} ({len(extra)} unknown): wrong family?")
+    for name, vector in values.items():
+        if np.shape(vector) != np.shape(reference[name]):
+            raise MergettaError(
+                f"{what} has shape {np.shape(vector)} in group {name!r}, expected {np.shape(reference[name])}."
+            )
+        if not np.isfinite(vector).all():
+            raise MergettaError(f"{what} holds NaN or infinite values in group {name!r}.")

@@ -1,0 +1,91 @@
+"""The loss of ROID (Marsden et al. 2024): weighted soft likelihood ratio plus consistency with an augmented view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from mergetta.arrays import Array, beside, to_numpy
+from mergetta.losses.base import Evaluation, Forward, Loss
+from mergetta.losses.probabilities import constant, entropy, log_softmax, softmax
+from mergetta.losses.views import colour_and_geometry
+
+
+class Roid(Loss):
+    """State: p̄, the running mean prediction, which tells common predictions from rare ones."""
+
+    def __init__(self, temperature: float = 1 / 3, momentum: float = 0.9) -> None:
+        self.temperature = temperature
+        self.momentum = momentum
+        self.mean_prediction: np.ndarray | None = None
+
+    def evaluate(self, forward: Forward, images: Array, rng: np.random.Generator) -> Evaluation:
+        logits = forward(images)
+        xp = array_namespace(logits)
+        weights, keep = sample_weights(constant(logits), self.prior(logits), self.temperature)
+        weights = weights[keep]
+        loss = weights * soft_likelihood_ratio(logits[keep])
+        view = forward(colour_and_geometry(images, rng, to_numpy(keep)))
+        loss = loss + weights * symmetric_cross_entropy(logits[keep], view)
+        return Evaluation(xp.sum(loss) / len(images), logits, int(xp.sum(xp.astype(keep, xp.int64))))
+
+    def prior(self, logits: Array) -> Array:
+        classes = logits.shape[-1]
+        return beside(np.full(classes, 1 / classes) if self.mean_prediction is None else self.mean_prediction, logits)
+
+    def observe(self, logits: Array) -> None:
+        now = array_namespace(logits).mean(softmax(constant(logits)), axis=0)
+        self.mean_prediction = to_numpy(self.momentum * self.prior(logits) + (1 - self.momentum) * now)
+
+    def reset(self) -> None:
+        self.mean_prediction = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.mean_prediction is None else {"mean_prediction": self.mean_prediction.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        value = state.get("mean_prediction")
+        self.mean_prediction = None if value is None else np.array(value, dtype=np.float32)
+
+
+def soft_likelihood_ratio(logits: Array) -> Array:
+    """SLR: like entropy, but its gradient does not vanish for confident predictions. Per sample."""
+    xp = array_namespace(logits)
+    p = xp.clip(softmax(logits), max=0.99)
+    return -xp.sum(p * xp.log(p / (1 - p) + 1e-5), axis=-1)
+
+
+def sample_weights(logits: Array, mean_prediction: Array, temperature: float) -> tuple[Array, Array]:
+    """(weights, keep): certain and uncommon predictions weigh more; the more common half is dropped."""
+    xp = array_namespace(logits)
+    p = softmax(logits)
+    norms = xp.sqrt(xp.sum(p * p, axis=-1)) * xp.sqrt(xp.sum(mean_prediction * mean_prediction))
+    diversity = min_max(1 - xp.sum(p * mean_prediction, axis=-1) / norms)
+    certainty = min_max(-entropy(logits))
+    return xp.exp(diversity * certainty / temperature), diversity >= xp.mean(diversity)
+
+
+def min_max(values: Array) -> Array:
+    """Scaled to [0, 1] over the batch; ones where there is nothing to tell apart (a batch of one)."""
+    xp = array_namespace(values)
+    low, high = xp.min(values), xp.max(values)
+    return (values - low) / (high - low) if float(high - low) > 1e-12 else xp.ones_like(values)
+
+
+def symmetric_cross_entropy(logits: Array, view: Array) -> Array:
+    """½ CE(p→q) + ½ CE(q→p), per sample."""
+    xp = array_namespace(logits)
+    a, b = log_softmax(logits), log_softmax(view)
+    return -0.5 * xp.sum(xp.exp(a) * b + xp.exp(b) * a, axis=-1)
+
+
+def correct_prior(logits: Array) -> Array:
+    """ROID's correction of the returned logits: scale each class by the smoothed share predicted in the batch."""
+    xp = array_namespace(logits)
+    batch, classes = logits.shape
+    share = xp.mean(softmax(logits), axis=0)
+    smooth = max(1 / batch, 1 / classes) / xp.max(share)
+    return logits * ((share + smooth) / (1 + smooth * classes))

@@ -1,0 +1,1 @@
+"""Ways to run a model with given groups."""

@@ -1,0 +1,71 @@
+"""What a runtime is: it runs a forward pass with given groups. Adapters know nothing else of the model."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from mergetta.arrays import Array
+from mergetta.errors import MergettaError
+from mergetta.groups import Group, GroupValues, Vector
+
+
+class Output(NamedTuple):
+    """Arrays of the same library as the images."""
+
+    logits: Array
+    """(B, K)"""
+    features: Array
+    """(B, F): the input of the classifier."""
+    statistics: Array
+    """(2, C): per-channel mean and variance after the stem, over this batch."""
+
+
+class Classifier(NamedTuple):
+    weight: np.ndarray
+    """(K, F)"""
+    bias: np.ndarray
+    """(K,); zeros if the layer has none."""
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    @property
+    def family(self) -> str:
+        """Fingerprint of the source model; empty if it has none."""
+
+    @property
+    def structure(self) -> tuple[Group, ...]:
+        """Names, sizes and blocks of the groups, in the order of the forward pass."""
+
+    @property
+    def groups(self) -> dict[str, Vector]:
+        """The source values θ₀; `load(groups)` brings the source model back."""
+
+    @property
+    def classifier(self) -> Classifier:
+        """The last linear layer."""
+
+    forwarded: int
+    """How many images have gone through a forward pass."""
+
+    def load(self, groups: GroupValues) -> None:
+        """Use these values from now on."""
+
+    def __call__(self, images: Array, source_statistics: float | None = None) -> Output:
+        """One forward pass over raw pixels in [0, 1], NCHW; preprocessing is the runtime's.
+
+        `source_statistics` is the share α of the stored BatchNorm statistics, for this call.
+        """
+
+
+def check_images(images: Array, channels: int | None) -> None:
+    """One sentence on what is wrong with a batch, if anything is."""
+    shape = tuple(images.shape)
+    if len(shape) != 4 or not all(shape[1:]):
+        raise MergettaError(f"Images must have shape (batch, channels, height, width), not {shape}.")
+    if not shape[0]:
+        raise MergettaError("The batch has no images.")
+    if channels is not None and shape[1] != channels:
+        raise MergettaError(f"The model takes images of {channels} channels, not {shape[1]}.")

@@ -1,0 +1,180 @@
+"""Runs a torch model with given groups; the only runtime that can also back-propagate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mergetta.errors import MergettaError
+from mergetta.groups import Group, GroupValues, Vector, check_groups
+from mergetta.models.discovery import find_classifier, find_first_block, find_groups, find_stem
+from mergetta.models.family import Family
+from mergetta.runtimes.base import Classifier, Output, check_images
+
+
+class TorchRuntime:
+    """A private copy of the model, with its norm layers open.
+
+    >>> from mergetta.models.family import load_family                            # doctest: +SKIP
+    >>> TorchRuntime(load_family("fashion-bn"))(np.zeros((2, 1, 28, 28))).logits  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        family: Family | nn.Module,
+        source_statistics: float = 0.0,
+        device: str = "cpu",
+        block_of: Callable[[str], int] | None = None,
+    ) -> None:
+        source = family.model if isinstance(family, Family) else family
+        self.family = family.fingerprint if isinstance(family, Family) else ""
+        self.source_statistics = source_statistics
+        self.device = device
+        self.model = copy.deepcopy(source).to(device).eval()
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.requires_grad_(False)
+        self.structure: tuple[Group, ...] = find_groups(self.model, block_of)
+        self.parameters = {group.name: self.model.get_parameter(group.name) for group in self.structure}
+        self.groups: dict[str, Vector] = {
+            name: parameter.numpy(force=True).reshape(-1).copy() for name, parameter in self.parameters.items()
+        }
+        self.forwarded = 0
+        self._normalise = family.preprocessing if isinstance(family, Family) else None
+        self._norms = [BatchNormSwitch(m) for m in self.model.modules() if isinstance(m, _BatchNorm)]
+        self._seen: dict[str, Tensor] = {}
+        self._watch()
+
+    @property
+    def classifier(self) -> Classifier:
+        layer = find_classifier(self.model)
+        bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias
+        return Classifier(layer.weight.numpy(force=True), bias.numpy(force=True))
+
+    def load(self, groups: GroupValues) -> None:
+        check_groups(groups, self.groups, "The set of groups to load")
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                value = torch.from_numpy(np.array(groups[name], dtype=np.float32))
+                parameter.copy_(value.view(parameter.shape))
+
+    def current(self) -> dict[str, Vector]:
+        """The values in use now."""
+        return {name: p.numpy(force=True).reshape(-1).copy() for name, p in self.parameters.items()}
+
+    def __call__(self, images: Any, source_statistics: float | None = None) -> Output:
+        with torch.inference_mode():
+            logits = self._run(self._prepare(images), source_statistics)
+            output = Output(logits, self._seen["features"], self._statistics())
+        self._seen.clear()
+        return output if isinstance(images, Tensor) else Output(*(value.numpy(force=True) for value in output))
+
+    def forward(self, images: Any, gradient: bool = True) -> Tensor:
+        """Logits that gradients can flow through."""
+        with torch.set_grad_enabled(gradient):
+            logits = self._run(self._prepare(images), None)
+        self._seen.clear()
+        return logits
+
+    def tensor(self, images: Any) -> Tensor:
+        """Images on the runtime's device."""
+        contiguous = images if isinstance(images, Tensor) else np.ascontiguousarray(images)
+        return torch.as_tensor(contiguous, dtype=torch.float32, device=self.device)
+
+    def _prepare(self, images: Any) -> Tensor:
+        check_images(images, len(self._normalise.mean) if self._normalise else None)
+        x = self.tensor(images)
+        if not torch.isfinite(x).all():
+            raise MergettaError("The images hold NaN or infinite pixels.")
+        if self._normalise:
+            mean, std = (
+                torch.tensor(values, device=self.device).view(1, -1, 1, 1)
+                for values in (self._normalise.mean, self._normalise.std)
+            )
+            x = (x - mean) / std
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def _run(self, x: Tensor, source_statistics: float | None) -> Tensor:
+        share = self.source_statistics if source_statistics is None else source_statistics
+        for norm in self._norms:
+            norm.set(share)
+        self.forwarded += len(x)
+        try:
+            return self.model(x)
+        except RuntimeError as error:
+            raise MergettaError(f"The model cannot take images of shape {tuple(x.shape)}: {error}.") from error
+
+    def _watch(self) -> None:
+        """Keep the classifier's input, the stem's output and the first block's input of each pass."""
+
+        def keep(name: str) -> Callable[..., None]:
+            return lambda module, inputs, output=None: self._seen.__setitem__(
+                name, output if output is not None else inputs[0]
+            )
+
+        find_classifier(self.model).register_forward_pre_hook(keep("features"))
+        stem, block = find_stem(self.model), find_first_block(self.model)
+        if stem is not None:
+            stem.register_forward_hook(keep("stem"))
+        if block is not None:
+            block.register_forward_pre_hook(keep("tokens"))
+
+    def _statistics(self) -> Tensor:
+        tokens, stem = self._seen.get("tokens"), self._seen.get("stem")
+        if tokens is not None and tokens.ndim == 3:  # (B, N, C); what exceeds the patches is class or register tokens
+            prefix = tokens.shape[1] - stem.shape[2] * stem.shape[3] if stem is not None else 0
+            variance, mean = torch.var_mean(tokens[:, max(prefix, 0) :], dim=(0, 1), correction=0)
+        elif stem is not None:
+            variance, mean = torch.var_mean(stem, dim=(0, 2, 3), correction=0)
+        else:
+            raise MergettaError("The model has neither a convolution nor token blocks to take statistics from.")
+        return torch.stack([mean, variance])
+
+
+class BatchNormSwitch:
+    """Which statistics a BatchNorm layer uses: the batch's (α = 0), the stored ones (α = 1), or a blend.
+
+    The layer itself stays in place, because subclasses (timm's, with an activation inside) do more than normalise.
+    For a blend its input is normalised beforehand and the layer is left to scale and shift only.
+    """
+
+    def __init__(self, layer: _BatchNorm) -> None:
+        if layer.running_mean is None or layer.running_var is None:
+            layer.running_mean = torch.zeros(layer.num_features)
+            layer.running_var = torch.ones(layer.num_features)
+        self.layer = layer
+        self.mean, self.variance = layer.running_mean, layer.running_var
+        self.share = 1.0
+        layer.register_forward_pre_hook(self._blend)
+
+    def set(self, share: float) -> None:
+        if not 0 <= share <= 1:
+            raise MergettaError(f"source_statistics must lie between 0 and 1, not {share}.")
+        self.share = share
+        layer: Any = self.layer
+        if share == 0:
+            layer.training, layer.running_mean, layer.running_var = True, None, None
+        elif share == 1:
+            layer.training, layer.running_mean, layer.running_var = False, self.mean, self.variance
+
+    def _blend(self, layer: Any, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
+        (x,) = inputs
+        alone = x.numel() == x.shape[1]  # torch refuses batch statistics over a single value
+        if self.share == 1 or (self.share == 0 and not alone):
+            return None
+        layer.training = False
+        layer.running_mean, layer.running_var = (
+            torch.zeros_like(self.mean),
+            torch.full_like(self.mean, 1 - layer.eps),
+        )
+        dims = [d for d in range(x.ndim) if d != 1]
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        variance, mean = torch.var_mean(x, dim=dims, correction=0)
+        mean = self.share * self.mean + (1 - self.share) * mean
+        variance = self.share * self.variance + (1 - self.share) * variance
+        return ((x - mean.view(shape)) / torch.sqrt(variance + layer.eps).view(shape),)

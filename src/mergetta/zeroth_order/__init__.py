@@ -1,0 +1,1 @@
+"""Optimisation with forward passes alone."""

@@ -1,0 +1,34 @@
+"""A two-layer model of NumPy alone, with scale-and-shift groups: what a runtime is at its smallest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mergetta.groups import Group, check_groups
+from mergetta.runtimes.base import Classifier, Output
+
+
+class NumpyRuntime:
+    family = "numpy-test"
+
+    def __init__(self, pixels: int = 36, hidden: int = 6, classes: int = 4) -> None:
+        rng = np.random.default_rng(7)
+        self.first = rng.normal(size=(hidden, pixels)).astype(np.float32) / 4
+        self.classifier = Classifier(
+            rng.normal(size=(classes, hidden)).astype(np.float32), rng.normal(size=classes).astype(np.float32)
+        )
+        self.groups = {"a.weight": np.ones(hidden, np.float32), "a.bias": np.zeros(hidden, np.float32)}
+        self.structure = (Group("a.weight", hidden, 1), Group("a.bias", hidden, 2))
+        self.current = dict(self.groups)
+        self.forwarded = 0
+
+    def load(self, groups):
+        check_groups(groups, self.groups, "The set of groups to load")
+        self.current = {name: np.asarray(value) for name, value in groups.items()}
+
+    def __call__(self, images, source_statistics=None):
+        self.forwarded += len(images)
+        x = np.asarray(images).reshape(len(images), -1) @ self.first.T
+        hidden = np.maximum(x * self.current["a.weight"] + self.current["a.bias"], 0)
+        logits = hidden @ self.classifier.weight.T + self.classifier.bias
+        return Output(logits, hidden, np.stack([x.mean(axis=0), x.var(axis=0)]))

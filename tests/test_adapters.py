@@ -1,0 +1,216 @@
+"""Adapters: every one through the contract, then each against values worked out from its definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mergetta import Expert, MergettaError, TorchRuntime, build_bundle, create_adapter, list_adapters
+from mergetta.adapters import METHODS
+from mergetta.adapters.backprop.expert_training import Moments, train_expert
+from mergetta.adapters.base import Adapter
+from mergetta.adapters.forward_only.cola import CoLA, distance, source_expert
+from mergetta.adapters.forward_only.t3a import T3A
+
+from .contracts import AdapterContract
+from .numpy_runtime import NumpyRuntime
+
+
+def needed(name: str, runtime: Any, images: np.ndarray) -> dict[str, Any]:
+    """A bundle or experts, if the method needs them."""
+    rng = np.random.default_rng(5)
+    experts = [
+        Expert(
+            {k: v + 0.05 * rng.normal(size=v.shape) for k, v in runtime.groups.items()},
+            runtime.family,
+            f"domain {i}",
+            np.asarray(runtime(images).statistics) * rng.uniform(0.5, 2, (2, 1)),
+        )
+        for i in range(3)
+    ]
+    if METHODS[name].needs == "experts":
+        return {"experts": experts}
+    return {"bundle": build_bundle(runtime.groups, experts)} if METHODS[name].needs == "bundle" else {}
+
+
+@pytest.mark.parametrize("name", list_adapters())
+class TestEveryAdapter(AdapterContract):
+    @pytest.fixture
+    def subject(self, name: str, runtime: TorchRuntime, images: np.ndarray) -> Adapter:
+        return create_adapter(name, runtime, **needed(name, runtime, images))
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.backprop])
+class TestForwardOnlyWithoutTorch(AdapterContract):
+    @pytest.fixture
+    def images(self) -> np.ndarray:
+        return np.random.default_rng(0).random((12, 1, 6, 6)).astype(np.float32)
+
+    @pytest.fixture
+    def subject(self, name: str, images: np.ndarray) -> Adapter:
+        runtime = NumpyRuntime()
+        return create_adapter(name, runtime, **needed(name, runtime, images))
+
+
+@pytest.mark.parametrize("name", ["zo-merge", "t3a", "cola", "merge"])
+def test_torch_tensors_give_the_same_numbers(name: str, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
+    adapter = create_adapter(name, bn_runtime, **needed(name, bn_runtime, images))
+    first = [adapter.predict(images) for _ in range(2)]
+    adapter.reset()
+    again = [adapter.predict(torch.from_numpy(images)) for _ in range(2)]
+    for one, other in zip(first, again, strict=True):
+        assert isinstance(other, torch.Tensor)
+        np.testing.assert_allclose(one, other.numpy(), atol=1e-4)
+
+
+def test_unknown_names_and_options(bn_runtime: TorchRuntime) -> None:
+    with pytest.raises(MergettaError, match="no adapter 'magic'"):
+        create_adapter("magic", bn_runtime)
+    with pytest.raises(MergettaError, match="tent has no option 'speed'"):
+        create_adapter("tent", bn_runtime, speed=3)
+    with pytest.raises(MergettaError, match="zo-merge needs bundle"):
+        create_adapter("zo-merge", bn_runtime)
+    with pytest.raises(MergettaError, match="adam or sgd"):
+        create_adapter("tent", bn_runtime, optimizer="lbfgs")
+    with pytest.raises(MergettaError, match="no such group"):
+        create_adapter("roid", bn_runtime, frozen=["x"])
+
+
+def test_every_registered_method_loads() -> None:
+    assert all(issubclass(method.load(), Adapter) for method in METHODS.values())
+
+
+class TestT3A:
+    def test_prototypes_by_hand(self, numpy_runtime: NumpyRuntime) -> None:
+        adapter = T3A(numpy_runtime, keep=1)
+        adapter.supports = np.array([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0]])
+        adapter.labels = np.array([0, 0, 1])
+        adapter.entropies = np.array([0.1, 0.2, 0.3])
+        mean = np.array([0.6 + 0.0, 0.8 + 1.0])  # of the normalised supports (0.6, 0.8) and (0, 1)
+        np.testing.assert_allclose(adapter.prototypes(3), [mean / np.linalg.norm(mean), [1, 0], [0, 0]])
+        adapter._filter()  # keep=1: of class 0 only the support with the lower entropy stays
+        assert adapter.labels.tolist() == [0, 1]
+        np.testing.assert_allclose(adapter.prototypes(3), [[0.6, 0.8], [1, 0], [0, 0]])
+
+    def test_keep_all_means_all(self, numpy_runtime: NumpyRuntime) -> None:
+        images = np.random.default_rng(0).random((10, 1, 6, 6)).astype(np.float32)
+        adapter = T3A(numpy_runtime, keep=-1)
+        start = len(adapter.supports)
+        for call in range(1, 4):
+            adapter.predict(images)
+            assert len(adapter.supports) == start + 10 * call
+
+    def test_supports_per_class_are_bounded(self, numpy_runtime: NumpyRuntime) -> None:
+        images = np.random.default_rng(0).random((40, 1, 6, 6)).astype(np.float32)
+        adapter = T3A(numpy_runtime, keep=3)
+        adapter.predict(images)
+        assert np.bincount(adapter.labels).max() <= 3
+
+    def test_bad_keep(self, numpy_runtime: NumpyRuntime) -> None:
+        with pytest.raises(MergettaError, match="keep must be"):
+            T3A(numpy_runtime, keep=0)
+
+
+class TestCoLA:
+    def test_distance_by_hand(self) -> None:
+        a, b = np.array([[0.0, 1.0], [1.0, 4.0]]), np.array([[1.0, 1.0], [2.0, 4.0]])
+        # channel 0: (1+1)/(2·2) + (2+1)/(2·1) − 1 = 1; channel 1: equal, 0
+        assert distance(a, b) == pytest.approx(0.5)
+        assert distance(np.stack([a, b]), b) == pytest.approx([0.5, 0.0])
+
+    def test_weights_by_hand(self, numpy_runtime: NumpyRuntime) -> None:
+        images = np.random.default_rng(0).random((20, 1, 6, 6)).astype(np.float32)
+        now = numpy_runtime(images).statistics
+        near = Expert(numpy_runtime.groups, "numpy-test", "near", now * 1.5)
+        far = Expert(numpy_runtime.groups, "numpy-test", "far", now * 4)
+        adapter = CoLA(numpy_runtime, [near, far])
+        adapter.predict(images)
+        closeness = np.array([1 / (float(distance(e.statistics, now)) + 1e-4) / 5 for e in (near, far)])
+        np.testing.assert_allclose(adapter.weights, np.exp(closeness) / np.exp(closeness).sum(), rtol=1e-4)
+        np.testing.assert_allclose(adapter.mixed()["a.weight"], 1.0)
+
+    def test_one_pass_per_batch_two_after_a_shift(self, numpy_runtime: NumpyRuntime) -> None:
+        rng = np.random.default_rng(0)
+        images = rng.random((20, 1, 6, 6)).astype(np.float32)
+        adapter = CoLA(numpy_runtime, [source_expert(numpy_runtime, numpy_runtime(images).statistics)])
+        passes = []
+        for batch in (images, images[::-1], 1 - 0.1 * images, 1 - 0.1 * images):
+            before = numpy_runtime.forwarded
+            adapter.predict(batch)
+            passes.append((numpy_runtime.forwarded - before) // 20)
+        assert passes == [2, 1, 2, 1]
+
+    def test_needs_statistics(self, numpy_runtime: NumpyRuntime) -> None:
+        with pytest.raises(MergettaError, match="no feature statistics"):
+            CoLA(numpy_runtime, [Expert(numpy_runtime.groups, "numpy-test", "x")])
+        with pytest.raises(MergettaError, match="at least one expert"):
+            CoLA(numpy_runtime, [])
+
+
+class TestBackprop:
+    def test_tent_is_one_gradient_step_on_entropy(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
+        bn_runtime.load(bn_runtime.groups)
+        for parameter in bn_runtime.parameters.values():
+            parameter.requires_grad_(True)
+        logits = bn_runtime.forward(torch.from_numpy(images))
+        p = torch.softmax(logits, dim=1)
+        (-(p * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()).backward()
+        expected = {
+            name: parameter.detach() - 0.01 * parameter.grad for name, parameter in bn_runtime.parameters.items()
+        }
+        adapter = create_adapter("tent", bn_runtime, optimizer="sgd", lr=0.01, momentum=0.0)
+        adapter.predict(images)
+        for name, value in bn_runtime.current().items():
+            np.testing.assert_allclose(value, expected[name].numpy(), atol=1e-6)
+
+    def test_roid_mixes_the_source_back_in(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
+        free = create_adapter("roid", bn_runtime, source_share=0.0, lr=0.01)
+        free.predict(images)
+        without = bn_runtime.current()
+        create_adapter("roid", bn_runtime, source_share=0.25, lr=0.01).predict(images)
+        for name, value in bn_runtime.current().items():
+            np.testing.assert_allclose(value, 0.75 * without[name] + 0.25 * bn_runtime.groups[name], atol=1e-6)
+
+    def test_deyo_leaves_the_last_block_alone(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
+        adapter = create_adapter("deyo", bn_runtime, lr=0.01, plpd=-1.0)
+        adapter.predict(images)
+        moved = {
+            name for name, value in bn_runtime.current().items() if not np.array_equal(value, bn_runtime.groups[name])
+        }
+        assert moved
+        assert not any(name.startswith("stages.2") for name in moved)
+
+    def test_no_reliable_sample_no_update(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
+        adapter = create_adapter("deyo", bn_runtime, plpd=2.0)
+        adapter.predict(images)
+        assert adapter.skipped == 1
+        assert all(np.array_equal(value, bn_runtime.groups[name]) for name, value in bn_runtime.current().items())
+
+    def test_needs_a_torch_runtime(self, numpy_runtime: NumpyRuntime) -> None:
+        with pytest.raises(MergettaError, match="needs a TorchRuntime"):
+            create_adapter("tent", numpy_runtime)
+
+
+class TestExpertTraining:
+    def test_expert_holds_what_was_learnt(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
+        expert = train_expert(bn_runtime, [images[:24], images[24:]], "roid", "clean", seed=3, lr=0.01)
+        assert expert.family == bn_runtime.family
+        assert expert.provenance == {"method": "roid", "samples": 48, "seed": 3, "options": {"lr": 0.01}}
+        assert any(not np.allclose(expert.groups[name], value) for name, value in bn_runtime.groups.items())
+        np.testing.assert_allclose(expert.statistics, bn_runtime(images).statistics, rtol=1e-3, atol=1e-4)
+
+    def test_no_images_or_no_gradient(self, bn_runtime: TorchRuntime) -> None:
+        with pytest.raises(MergettaError, match="no images"):
+            train_expert(bn_runtime, [])
+        with pytest.raises(MergettaError, match="forward-only"):
+            train_expert(bn_runtime, [], "bn-stats")
+
+    def test_moments_pool_batches_exactly(self) -> None:
+        data = np.random.default_rng(0).normal(2, 3, size=(50, 4))
+        moments = Moments()
+        for part in (data[:10], data[10:]):
+            moments.add(np.stack([part.mean(axis=0), part.var(axis=0)]), len(part))
+        np.testing.assert_allclose(moments.value(), [data.mean(axis=0), data.var(axis=0)], rtol=1e-5)

@@ -1,0 +1,189 @@
+"""The protocol end to end on a few images: fair streams, left-out experts, a cache that resumes and forgets nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mergetta import MergettaError
+from mergetta.bench import protocol
+from mergetta.bench.protocol import Cell, cell_key, expert_key, pool, run_cell
+from mergetta.bench.report import write_report
+from mergetta.bench.runner import cells_of, run_suite
+from mergetta.bench.store import Store, address, code_digest
+from mergetta.bench.suite import Suite, list_suites, load_suite
+from mergetta.bench.tables import error_table, markdown_table, settings_of, write_json
+from mergetta.data.streams import Domain
+
+THREE = ("fog", "contrast", "gaussian_noise")
+
+
+def small(name: str = "fashion-bn", methods: list[str] | None = None) -> Suite:
+    suite = load_suite(name).restricted(methods=methods, samples=60)
+    return suite.model_copy(update={"domains": THREE, "batch_size": 20})
+
+
+@pytest.mark.parametrize("name", list_suites())
+@pytest.mark.parametrize("expert", ["roid", "deyo"])
+def test_every_method_of_every_suite(name: str, expert: str, tmp_path: Path) -> None:
+    suite, store = small(name), Store(tmp_path)
+    for cell in cells_of(suite, expert, ["fog"], [0]):
+        record = run_cell(suite, cell, store)
+        assert 0 <= record["error"] <= 100
+        assert record["samples"] == sum(record["sizes"]) == 60
+        assert record["forwards"] >= 1
+
+
+def test_the_target_s_own_expert_is_left_out(tmp_path: Path) -> None:
+    experts = pool(small(), Cell("zo-merge", "roid", "fog", 0), Store(tmp_path))
+    assert [expert.domain for expert in experts] == ["contrast", "gaussian_noise"]
+
+
+def test_records_are_cached_and_results_do_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite, store = small(), Store(tmp_path)
+    cell = Cell("zo-merge", "roid", "fog", 0)
+    first = run_cell(suite, cell, store)
+    monkeypatch.setattr(protocol, "measure", lambda *_: pytest.fail("measured again"))
+    assert run_cell(suite, cell, store) == first
+    monkeypatch.undo()
+    again = run_cell(suite, cell, Store(tmp_path / "other"))
+    assert again["wrong"] == first["wrong"]  # the same numbers from an empty cache
+
+
+def test_a_damaged_cache_is_measured_again(tmp_path: Path) -> None:
+    suite, store = small(), Store(tmp_path)
+    cell = Cell("merge", "roid", "fog", 0)
+    first = run_cell(suite, cell, store)
+    (tmp_path / "results" / f"{cell_key(suite, cell)}.json").write_text("{")
+    store.expert_path(expert_key(suite, "roid", "contrast", 0)).write_bytes(b"cut")
+    assert run_cell(suite, cell, store)["wrong"] == first["wrong"]
+
+
+def test_keys_depend_on_everything_that_matters() -> None:
+    suite = small()
+    cell = Cell("zo-merge", "roid", "fog", 0)
+    changed = [
+        cell_key(suite, cell),
+        cell_key(suite, Cell("zo-merge", "roid", "fog", 1)),
+        cell_key(suite, Cell("zo-merge", "deyo", "fog", 0)),
+        cell_key(suite, Cell("zo-merge", "roid", "contrast", 0)),
+        cell_key(suite, Cell("merge", "roid", "fog", 0)),
+        cell_key(suite.restricted(severity=4), cell),
+        cell_key(suite.restricted(samples=40), cell),
+        cell_key(suite.model_copy(update={"batch_size": 10}), cell),
+        cell_key(suite.model_copy(update={"domains": THREE[:2]}), cell),
+        cell_key(small("fashion-vit"), cell),
+    ]
+    assert len(set(changed)) == len(changed)
+    assert address({"a": 1, "b": 2}) == address({"b": 2, "a": 1})
+
+
+def test_code_digest_ignores_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mergetta.bench.store.PACKAGE", tmp_path)
+
+    def digest(text: str) -> str:
+        (tmp_path / "m.py").write_text(text)
+        code_digest.cache_clear()
+        return code_digest("m")
+
+    plain = digest("def f():\n    return 1\n")
+    assert digest('"""Doc."""\n\ndef f():\n    """Doc."""\n    # why\n    return 1\n') == plain
+    assert digest("def f():\n    return 2\n") != plain
+    code_digest.cache_clear()
+
+
+def test_pool_of_processes_gives_the_same_as_one(tmp_path: Path) -> None:
+    suite = small(methods=["bn-stats", "zo-merge"])
+    seen: list[tuple[str, int, int]] = []
+    records = run_suite(suite, "roid", ["fog", "contrast"], [0, 1], tmp_path, 2, lambda *step: seen.append(step))
+    assert len(records) == 8
+    assert seen[-1] == ("streams", 4, 4)
+    assert ("roid experts", 6, 6) in seen
+    single = run_cell(suite, Cell("zo-merge", "roid", "fog", 1), Store(tmp_path / "other"))
+    (same,) = [r for r in records if (r["method"], r["domain"], r["seed"]) == ("zo-merge", "fog", 1)]
+    assert same["wrong"] == single["wrong"]
+
+
+def test_methods_without_experts_need_none(tmp_path: Path) -> None:
+    run_suite(small(methods=["source"]), "roid", ["fog"], [0], tmp_path, 1)
+    assert not (tmp_path / "experts").exists()
+
+
+def test_streams_are_fixed_by_the_seed_and_complete() -> None:
+    domain = Domain("d", np.arange(10, dtype=np.uint8).reshape(10, 1, 1, 1), np.arange(10))
+
+    def labels(seed: int) -> list[int]:
+        return [int(y) for _, batch in domain.stream(seed, 4) for y in batch]
+
+    assert labels(0) == labels(0)
+    assert labels(0) != labels(1)
+    assert sorted(labels(0)) == list(range(10))
+    for images, truth in domain.stream(0, 4):
+        np.testing.assert_allclose(images.ravel() * 255, truth, rtol=1e-6)
+
+
+def fake_records() -> list[dict]:
+    errors = {("a", "x"): [10, 12], ("a", "y"): [30, 30], ("b", "x"): [20, 24], ("b", "y"): [10, 10]}
+    return [
+        {"method": method, "domain": domain, "seed": seed, "error": float(error), "samples": 4, "seconds": 1.0,
+         "forwards": 1.0, "backprop": method == "y", "wrong": [1, 2], "sizes": [2, 2], "family": "f", "expert": "roid"}
+        for (domain, method), by_seed in errors.items()
+        for seed, error in enumerate(by_seed)
+    ]  # fmt: skip
+
+
+def test_table_means_and_spread() -> None:
+    table = error_table(fake_records())
+    assert str(table.cells["a", "x"]) == "11.0 ± 1.4"  # standard deviation of 10 and 12: √2
+    assert table.average["x"].mean == pytest.approx(16.5)
+    assert table.average["x"].spread == pytest.approx(np.std([15, 18], ddof=1))
+    assert "| **average** | **16.5 ± 2.1** | **20.0 ± 0.0** |" in markdown_table(table)
+
+
+def test_json_and_report(tmp_path: Path) -> None:
+    suite = small()
+    write_json(tmp_path / "r.json", suite, "roid", [0, 1], fake_records())
+    content = json.loads((tmp_path / "r.json").read_text())
+    assert set(content) == {"suite", "family", "settings", "results"}
+    assert {"method", "expert", "domain", "seed", "error", "samples", "seconds"} <= set(content["results"][0])
+    write_report(tmp_path / "r.html", "title <&>", "note", fake_records(), settings_of(suite, "roid", [0, 1]))
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<svg") >= 3
+    assert "title &lt;&amp;&gt;" in page
+    assert "11.0 ± 1.4" in page
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("family: fashion-bn", "is not a valid suite"),
+        ("family: [", "is not a valid suite"),
+        ("- 1", "is not a valid suite"),
+        (
+            "family: f\ndata: fashion\nsamples: 1\nbatch_size: 1\nexperts: {}\nmethods: {x: {adapter: magic}}",
+            "no adapter",
+        ),
+        ("family: f\ndata: fashion\nsamples: 1\nbatch_size: 1\nexperts: {}\nmethods: {}\nspeed: 3", "speed"),
+    ],
+)
+def test_bad_suites(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(MergettaError, match=sentence):
+        load_suite(str(tmp_path / "s.yaml"))
+
+
+def test_bad_choices() -> None:
+    with pytest.raises(MergettaError, match="no suite 'mnist'"):
+        load_suite("mnist")
+    with pytest.raises(MergettaError, match="no method 'magic'"):
+        small().restricted(methods=["magic"])
+    with pytest.raises(MergettaError, match="no domain 'rain'"):
+        small().restricted(domains=["rain"])
+    with pytest.raises(MergettaError, match="no experts by 'tent'"):
+        expert_key(small(), "tent", "fog", 0)

@@ -1,0 +1,198 @@
+"""Algorithm 1 against an independent, entry-by-entry computation, and its edge cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mergetta import Expert, MergettaError, build_bundle
+from mergetta.merging.low_rank import adaptive_rank, factorise
+from mergetta.merging.trim import keep_largest
+
+
+def trimmed_directly(vector: np.ndarray, keep: float) -> np.ndarray:
+    """NWS by sorting one vector."""
+    wanted = max(1, round(keep * len(vector)))
+    threshold = sorted(map(abs, vector), reverse=True)[wanted - 1]
+    return np.array([value if abs(value) >= threshold else 0.0 for value in vector])
+
+
+def merged_directly(
+    base: np.ndarray, experts: np.ndarray, keep: float, max_rank: int, tolerance: float, initial: float
+) -> tuple[int, np.ndarray]:
+    """(rank, merged weights) by way of the scatter matrix: θ₀ + c (Σ τ̂) P, P the projector on its top eigenvectors."""
+    tasks = np.array([trimmed_directly(expert - base, keep) for expert in experts])
+    scatter = sum(np.outer(task, task) for task in tasks)
+    values, vectors = np.linalg.eigh(scatter)
+    values, vectors = np.clip(values[::-1], 0, None), vectors[:, ::-1]
+    if np.trace(scatter) == 0:
+        return 0, base
+    possible = int(np.sum(values > values[0] * 1e-13))
+    rank = next(
+        (r for r in range(1, possible + 1) if 1 - values[:r].sum() / values.sum() < tolerance * len(base)), possible
+    )
+    rank = min(rank, max_rank)
+    projector = vectors[:, :rank] @ vectors[:, :rank].T
+    return rank, base + initial * tasks.sum(axis=0) @ projector
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> dict:
+    count, size = draw(st.integers(1, 15)), draw(st.one_of(st.integers(1, 8), st.integers(9, 70)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    base = rng.normal(size=size)
+    experts = base + rng.normal(size=(count, size)) * rng.uniform(0.01, 1, size=(count, 1))
+    return {
+        "base": base,
+        "experts": experts,
+        "keep": draw(st.sampled_from([0.05, 0.2, 0.4, 0.7, 1.0])),
+        "max_rank": draw(st.integers(1, 8)),
+        "tolerance": draw(st.sampled_from([0.0, 1e-4, 1e-3, 1e-2, 0.1])),
+        "initial": draw(st.sampled_from([0.05, 0.1, 0.35, 1.0])),
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(pools())
+def test_against_direct_computation(pool: dict) -> None:
+    rank, merged = merged_directly(**pool)
+    bundle = build_bundle(
+        {"g": pool["base"]},
+        [{"g": expert} for expert in pool["experts"]],
+        pool["keep"],
+        pool["max_rank"],
+        pool["tolerance"],
+        pool["initial"],
+    )
+    basis, coefficients = bundle.basis["g"].astype(float), bundle.coefficients["g"].astype(float)
+    tasks = np.array([trimmed_directly(expert - pool["base"], pool["keep"]) for expert in pool["experts"]])
+    assert len(basis) == rank
+    np.testing.assert_allclose(basis @ basis.T, np.eye(rank), atol=1e-6)
+    np.testing.assert_allclose(coefficients, pool["initial"] * tasks.sum(axis=0) @ basis.T, atol=1e-5)
+    np.testing.assert_allclose(bundle.merge()["g"], merged, atol=1e-5)
+    assert bundle.dimension == rank
+    assert all(row[np.argmax(np.abs(row))] > 0 for row in basis)
+
+
+@settings(max_examples=100, deadline=None)
+@given(pools())
+def test_factors_agree_with_the_definition_to_1e6(pool: dict) -> None:
+    """In float64, before the rounding to float32: U Σ V = T, coefficients = c·1 U Σ."""
+    tasks = keep_largest(pool["experts"] - pool["base"], pool["keep"])
+    factors = factorise(tasks)
+    np.testing.assert_allclose(factors.coordinates @ factors.basis, tasks, atol=1e-9)
+    sigma = np.linalg.svd(tasks, compute_uv=False)[: len(factors.energies)]
+    np.testing.assert_allclose(np.sqrt(factors.energies), sigma, atol=1e-9)
+    np.testing.assert_allclose(np.linalg.norm(factors.coordinates, axis=0), sigma, atol=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 6), st.floats(0.01, 1.0), st.integers(0, 2**32))
+def test_trim_on_small_vectors(size: int, rows: int, keep: float, seed: int) -> None:
+    vectors = np.random.default_rng(seed).integers(-2, 3, size=(rows, size)).astype(float)  # many ties and zeros
+    result = keep_largest(vectors, keep)
+    for row, expected in zip(result, (trimmed_directly(vector, keep) for vector in vectors), strict=True):
+        np.testing.assert_array_equal(row, expected)
+    assert (np.abs(result).max(axis=1) == np.abs(vectors).max(axis=1)).all()
+
+
+def test_trim_by_hand() -> None:
+    vectors = np.array([[0.1, -0.5, 0.3, 0.2, -0.4], [1.0, 1.0, 1.0, 0.5, 0.0], [0.0] * 5])
+    expected = [[0, -0.5, 0, 0, -0.4], [1, 1, 1, 0, 0], [0] * 5]  # 2 of 5; ties are all kept; zeros stay
+    np.testing.assert_array_equal(keep_largest(vectors, 0.4), expected)
+
+
+def test_rank_by_hand() -> None:
+    energies = np.array([6.0, 3.0, 1.0])  # recovery errors 0.4, 0.1, 0.0 at ranks 1, 2, 3
+    assert [adaptive_rank(energies, t) for t in (0.5, 0.4, 0.1001, 0.1, 1e-9, 0.0)] == [1, 2, 2, 3, 3, 3]
+    assert adaptive_rank(np.array([]), 0.5) == 0
+
+
+def test_threshold_scales_with_the_size_unless_told_otherwise() -> None:
+    base = {"g": np.zeros(4)}
+    experts = [{"g": np.array([3.0, 0, 0, 0])}, {"g": np.array([0, 1.0, 0, 0])}]  # error at rank 1: 1/10
+    assert build_bundle(base, experts, keep=None, tolerance=0.05).dimension == 1  # 0.1 < 0.05 × 4
+    assert build_bundle(base, experts, keep=None, tolerance=0.05, tolerance_per_entry=False).dimension == 2
+
+
+def test_steps_can_be_switched_off(rng: np.random.Generator) -> None:
+    base = {"g": np.zeros(20)}
+    vectors = rng.normal(size=(6, 20))
+    experts = [{"g": vector} for vector in vectors]
+    plain = build_bundle(base, experts, keep=None, tolerance=None, max_rank=None, initial=0.1)
+    assert plain.dimension == 6
+    np.testing.assert_allclose(plain.merge()["g"], 0.1 * vectors.sum(axis=0), atol=1e-6)
+    assert build_bundle(base, experts, tolerance=None, max_rank=3).dimension == 3
+    per_expert = build_bundle(base, experts, keep=None, reduce=False)
+    assert per_expert.dimension == 6
+    np.testing.assert_allclose(per_expert.basis["g"], vectors, atol=1e-6)
+    np.testing.assert_allclose(per_expert.coefficients["g"], 0.1, atol=1e-7)
+
+
+def test_all_zero_single_and_duplicate_experts() -> None:
+    base = {"g": np.array([1.0, 2.0, 3.0])}
+    nothing = build_bundle(base, [{"g": base["g"]}] * 3)
+    assert nothing.dimension == 0
+    np.testing.assert_array_equal(nothing.merge()["g"], base["g"])
+    moved = {"g": np.array([1.0, 2.5, 3.0])}
+    single = build_bundle(base, [moved], initial=1.0)
+    np.testing.assert_allclose(single.merge()["g"], moved["g"], atol=1e-7)
+    double = build_bundle(base, [moved, moved], initial=0.5, tolerance=0.0)
+    assert double.dimension == 1
+    np.testing.assert_allclose(double.merge()["g"], moved["g"], atol=1e-7)
+
+
+def test_initial_per_expert() -> None:
+    base = {"g": np.zeros(2)}
+    experts = [{"g": np.array([1.0, 0.0])}, {"g": np.array([0.0, 1.0])}]
+    bundle = build_bundle(base, experts, keep=None, tolerance=0.0, initial=[0.2, 0.7])
+    np.testing.assert_allclose(bundle.merge()["g"], [0.2, 0.7], atol=1e-7)
+
+
+def test_frozen_groups_are_merged_but_do_not_move() -> None:
+    base = {"a": np.zeros(2), "b": np.zeros(2)}
+    bundle = build_bundle(base, [{"a": np.ones(2), "b": np.ones(2)}], initial=1.0, frozen=["b"])
+    assert bundle.moving == ("a",)
+    assert bundle.dimension == 1
+    np.testing.assert_allclose(bundle.merge({"a": np.zeros(1)})["b"], [1, 1], atol=1e-6)
+
+
+def test_same_input_same_bytes_in_any_order_of_groups(rng: np.random.Generator) -> None:
+    base = {name: rng.normal(size=9) for name in "abc"}
+    experts = [{name: rng.normal(size=9) for name in "abc"} for _ in range(4)]
+    first = build_bundle(base, experts)
+    again = build_bundle(base, [dict(reversed(e.items())) for e in experts])
+    assert first.to_bytes() == again.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"experts": []}, "at least one expert"),
+        ({"keep": 0.0}, "keep must be a share"),
+        ({"keep": 1.5}, "keep must be a share"),
+        ({"max_rank": 0}, "max_rank must be at least 1"),
+        ({"tolerance": -1.0}, "tolerance must be zero or positive"),
+        ({"tolerance": float("nan")}, "tolerance must be zero or positive"),
+        ({"initial": float("nan")}, "initial must be one finite number"),
+        ({"initial": [0.1, 0.2]}, "one for each of the 1 experts"),
+        ({"frozen": ["x"]}, "no such group"),
+        ({"experts": [{"a": np.ones(2)}]}, "lacks the group 'b'"),
+        ({"experts": [{"a": np.ones(2), "b": np.ones(3)}]}, r"shape \(3,\) in group 'b'"),
+        ({"experts": [{"a": np.ones(2), "b": np.ones(2), "c": np.ones(2)}]}, "unknown group 'c'"),
+        ({"experts": [{"a": np.ones(2), "b": np.array([1, np.nan])}]}, "NaN or infinite values in group 'b'"),
+    ],
+)
+def test_bad_input(options: dict, sentence: str) -> None:
+    arguments = {"base": {"a": np.zeros(2), "b": np.zeros(2)}, "experts": [{"a": np.ones(2), "b": np.ones(2)}]}
+    with pytest.raises(MergettaError, match=sentence):
+        build_bundle(**{**arguments, **options})
+
+
+def test_experts_of_different_families() -> None:
+    experts = [Expert({"g": np.ones(2)}, family=family) for family in ("one", "two")]
+    with pytest.raises(MergettaError, match="different families"):
+        build_bundle({"g": np.zeros(2)}, experts)
+    assert build_bundle({"g": np.zeros(2)}, experts[:1]).family == "one"

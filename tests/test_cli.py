@@ -1,0 +1,192 @@
+"""The command line as a person uses it: it works, says what it did, and on bad input exits with 2 and one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from mergetta import Bundle, Expert
+from mergetta.cli import main
+
+
+class Result(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def mergetta(*arguments: object, cwd: Path | None = None) -> Result:
+    """Run the command in this process, as the installed script would."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["mergetta", *map(str, arguments)])
+        patch.setenv("COLUMNS", "200")
+        if cwd:
+            patch.chdir(cwd)
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def test_the_installed_script() -> None:
+    script = Path(sys.executable).with_name("mergetta")
+    result = subprocess.run([script, "inspect", "nothing"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "There is no family or checkpoint file 'nothing'" in " ".join(result.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("experts")
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 40, 28, 28), dtype=np.uint8)
+    paths = []
+    for i, images in enumerate(pixels):
+        np.savez(folder / f"site{i}.npz", images=images)
+        paths.append(folder / f"site{i}.safetensors")
+        result = mergetta("adapt", folder / f"site{i}.npz", "--out", paths[-1], "--batch-size", 20)
+        assert result.returncode == 0, result.stderr
+    return paths
+
+
+def test_from_images_to_bundle(experts: list[Path], tmp_path: Path) -> None:
+    expert = Expert.load(experts[0])
+    assert expert.domain == "site0"
+    assert expert.provenance["samples"] == 40
+    out = tmp_path / "bundle.safetensors"
+    result = mergetta("build", *experts, "--out", out, "--max-rank", 2)
+    assert result.returncode == 0, result.stderr
+    bundle = Bundle.load(out, family=expert.family)
+    assert max(len(basis) for basis in bundle.basis.values()) <= 2
+    assert f"2 experts in {bundle.dimension} coefficients" in result.stdout
+    shown = json.loads(mergetta("inspect", out, "--json").stdout)
+    assert shown["dimension"] == bundle.dimension
+    assert mergetta("inspect", experts[0]).returncode == 0
+
+
+def test_embedded_images_by_name(tmp_path: Path) -> None:
+    result = mergetta("adapt", "fashion:fog@3", "--out", tmp_path / "fog.safetensors", "--batch-size", 2000)
+    assert result.returncode == 0, result.stderr
+    assert Expert.load(tmp_path / "fog.safetensors").domain == "fog@3"
+
+
+def test_inspect_shows_groups_and_blocks() -> None:
+    shown = json.loads(mergetta("inspect", "fashion-vit", "--json").stdout)
+    assert shown["groups"][-1] == {
+        "group": "norm.bias", "size": 64, "block": 6, "kind": "layer", "frozen by default": True,
+    }  # fmt: skip
+
+
+def test_bench_writes_table_json_and_page(tmp_path: Path) -> None:
+    result = mergetta(
+        "bench", "fashion-bn", "--methods", "source,bn-stats", "--domains", "fog,snow", "--seeds", 2, "--samples", 40,
+        "--json", tmp_path / "r.json", "--html", tmp_path / "r.html", "--cache", tmp_path / "cache", "--jobs", 1,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "average" in result.stdout
+    assert "±" in result.stdout
+    assert len(json.loads((tmp_path / "r.json").read_text())["results"]) == 8
+    assert "<svg" in (tmp_path / "r.html").read_text()
+
+
+def test_demo_in_small(tmp_path: Path) -> None:
+    result = mergetta(
+        "demo",
+        "--methods",
+        "source",
+        "--domains",
+        "fog",
+        "--samples",
+        20,
+        "--json",
+        "d.json",
+        "--jobs",
+        1,
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "mergetta-demo.html").exists()
+    assert json.loads((tmp_path / "d.json").read_text())["suite"] == "fashion-bn"
+
+
+@pytest.mark.parametrize("verb", ["demo", "bench", "adapt", "build", "inspect"])
+def test_help_has_an_example(verb: str) -> None:
+    result = mergetta(verb, "--help")
+    assert result.returncode == 0
+    assert f"Example: mergetta {verb}" in " ".join(result.stdout.split())
+
+
+class TestBadInput:
+    """Each: exit code 2, one sentence on stderr, no traceback, nothing overwritten."""
+
+    def check(self, sentence: str, *arguments: object) -> None:
+        result = mergetta(*arguments)
+        assert result.returncode == 2, result.stdout + result.stderr
+        assert "Traceback" not in result.stderr
+        assert sentence in " ".join(result.stderr.split()), result.stderr
+
+    @pytest.fixture
+    def out(self, tmp_path: Path) -> Path:
+        path = tmp_path / "out.safetensors"
+        path.write_bytes(b"precious")
+        return path
+
+    @pytest.fixture(autouse=True)
+    def nothing_overwritten(self, out: Path):  # type: ignore[no-untyped-def]
+        yield
+        assert out.read_bytes() == b"precious"
+        assert len(list(out.parent.glob(".out*"))) == 0
+
+    def test_wrong_family(self, experts: list[Path], out: Path) -> None:
+        self.check("belongs to the family", "build", *experts, "--out", out, "--family", "fashion-vit")
+
+    def test_missing_group(self, experts: list[Path], out: Path, tmp_path: Path) -> None:
+        expert = Expert.load(experts[0])
+        groups = dict(expert.groups)
+        del groups["bn.weight"]
+        Expert(groups, expert.family).save(tmp_path / "e.safetensors")
+        self.check("lacks the group 'bn.weight'", "build", tmp_path / "e.safetensors", "--out", out)
+
+    def test_truncated(self, experts: list[Path], out: Path, tmp_path: Path) -> None:
+        (tmp_path / "cut.safetensors").write_bytes(experts[0].read_bytes()[:-10])
+        self.check("truncated", "build", tmp_path / "cut.safetensors", "--out", out)
+
+    def test_no_share_and_no_rank(self, experts: list[Path], out: Path) -> None:
+        self.check("keep must be a share", "build", *experts, "--out", out, "--keep", 0)
+        self.check("max_rank must be at least 1", "build", *experts, "--out", out, "--max-rank", 0)
+        self.check("Cannot freeze the last 9 blocks", "build", *experts, "--out", out, "--frozen-blocks", 9)
+
+    def test_no_experts(self, out: Path) -> None:
+        self.check("Missing argument", "build", "--out", out)
+
+    def test_images(self, out: Path, tmp_path: Path) -> None:
+        self.check("No such file", "adapt", tmp_path / "none.npz", "--out", out)
+        np.savez(tmp_path / "f.npz", images=np.zeros((2, 28, 28)))
+        self.check("must hold uint8 images", "adapt", tmp_path / "f.npz", "--out", out)
+        np.savez(tmp_path / "c.npz", x=np.zeros((2, 28, 28, 3), np.uint8))
+        self.check("images of 3 channels, but the model takes 1", "adapt", tmp_path / "c.npz", "--out", out)
+        np.savez(tmp_path / "o.npz", x=np.array([None]), allow_pickle=True)
+        self.check("Cannot read", "adapt", tmp_path / "o.npz", "--out", out)
+        self.check("no corruption 'rain'", "adapt", "fashion:rain", "--out", out)
+        self.check("has no images", "adapt", tmp_path, "--out", out)
+
+    def test_names(self, out: Path) -> None:
+        self.check("no suite 'mnist'", "bench", "mnist")
+        self.check("no method 'magic'", "bench", "fashion-bn", "--methods", "magic")
+        self.check("There is no family or checkpoint file 'x'", "inspect", "x")
+        self.check("forward-only", "adapt", "fashion:fog", "--out", out, "--method", "t3a")
+        self.check("no experts by 'sgd'", "bench", "fashion-bn", "--experts", "sgd", "--samples", 20)

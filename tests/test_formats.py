@@ -1,0 +1,199 @@
+"""Files: round trips, and one clear sentence for everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mergetta import Bundle, Expert, MergettaError, build_bundle
+from mergetta.files import encode, write_atomically
+from mergetta.models.family import load_family
+
+
+def make_expert(**changes: object) -> Expert:
+    values = {
+        "groups": {"a.weight": np.arange(3.0), "a.bias": np.zeros(3)},
+        "family": "fam-1",
+        "domain": "fog",
+        "statistics": np.ones((2, 4)),
+        "provenance": {"method": "roid", "samples": 10},
+    }
+    return Expert(**{**values, **changes})
+
+
+def make_bundle() -> Bundle:
+    base = {"a.weight": np.ones(3), "a.bias": np.zeros(3)}
+    return build_bundle(base, [make_expert()], frozen=["a.bias"])
+
+
+def test_expert_round_trip(tmp_path: Path) -> None:
+    expert = make_expert()
+    expert.save(tmp_path / "e.safetensors")
+    again = Expert.load(tmp_path / "e.safetensors", family="fam-1")
+    assert (again.family, again.domain, dict(again.provenance)) == ("fam-1", "fog", dict(expert.provenance))
+    assert all(np.array_equal(again.groups[name], expert.groups[name]) for name in expert.groups)
+    assert np.array_equal(again.statistics, expert.statistics)
+    assert again.to_bytes() == expert.to_bytes()
+
+
+def test_bundle_round_trip(tmp_path: Path) -> None:
+    bundle = make_bundle()
+    bundle.save(tmp_path / "b.safetensors")
+    again = Bundle.load(tmp_path / "b.safetensors", family="fam-1")
+    assert again.frozen == ("a.bias",)
+    assert list(again.base) == list(bundle.base)
+    assert again.settings == bundle.settings
+    assert all(np.array_equal(again.merge()[name], bundle.merge()[name]) for name in bundle.base)
+    assert again.to_bytes() == bundle.to_bytes()
+
+
+def test_files_are_plain_safetensors(tmp_path: Path) -> None:
+    make_expert().save(tmp_path / "e.safetensors")
+    assert set(safetensors.numpy.load_file(tmp_path / "e.safetensors")) == {
+        "group/a.weight",
+        "group/a.bias",
+        "statistics",
+    }
+
+
+@pytest.mark.parametrize("kind", [Expert, Bundle])
+def test_truncated_at_every_length(kind: type, tmp_path: Path) -> None:
+    data = (make_expert() if kind is Expert else make_bundle()).to_bytes()
+    for length in range(0, len(data), 7):
+        with pytest.raises(MergettaError, match=r"truncated|damaged|not a safetensors"):
+            kind.from_bytes(data[:length], "cut.safetensors")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_bytes_never_raise_anything_else(data: st.DataObject) -> None:
+    raw = bytearray(make_expert().to_bytes())
+    for _ in range(data.draw(st.integers(1, 6))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        Expert.from_bytes(bytes(raw))
+    except MergettaError as error:
+        assert str(error)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
+    with pytest.raises(MergettaError):
+        Bundle.from_bytes(raw)
+
+
+def test_version_from_the_future() -> None:
+    data = encode({"group/a": np.zeros(1)}, "mergetta.expert", 99, {"family": "", "domain": "", "provenance": {}})
+    with pytest.raises(MergettaError, match="upgrade mergetta"):
+        Expert.from_bytes(data)
+
+
+def test_wrong_kind_of_file() -> None:
+    with pytest.raises(MergettaError, match=r"is a 'mergetta.bundle' file, but a 'mergetta.expert'"):
+        Expert.from_bytes(make_bundle().to_bytes())
+
+
+def test_foreign_safetensors() -> None:
+    with pytest.raises(MergettaError, match="not one written by mergetta"):
+        Expert.from_bytes(safetensors.numpy.save({"x": np.zeros(2)}))
+
+
+def test_wrong_family(tmp_path: Path) -> None:
+    make_expert().save(tmp_path / "e")
+    make_bundle().save(tmp_path / "b")
+    for load, name in ((Expert.load, "e"), (Bundle.load, "b")):
+        with pytest.raises(MergettaError, match="belongs to the family 'fam-1'"):
+            load(tmp_path / name, family="fam-2")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(MergettaError, match="No such file"):
+        Expert.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_not_finite(value: float) -> None:
+    with pytest.raises(MergettaError, match="NaN or infinite"):
+        make_expert(groups={"a": np.array([1.0, value])})
+    data = encode(
+        {"group/a": np.array([value], np.float32)}, "mergetta.expert", 1, {"family": "", "domain": "", "provenance": {}}
+    )
+    with pytest.raises(MergettaError, match="NaN or infinite"):
+        Expert.from_bytes(data)
+    with pytest.raises(MergettaError, match="NaN or infinite"):
+        Bundle({"a": np.zeros(1)}, {"a": np.full((1, 1), value)}, {"a": np.zeros(1)})
+
+
+def test_empty_or_misshapen_experts() -> None:
+    with pytest.raises(MergettaError, match="at least one group"):
+        make_expert(groups={})
+    with pytest.raises(MergettaError, match="a vector is needed"):
+        make_expert(groups={"a": np.zeros((2, 2))})
+    with pytest.raises(MergettaError, match="shape \\(2, channels\\)"):
+        make_expert(statistics=np.zeros(3))
+
+
+def test_bundles_that_do_not_fit_together() -> None:
+    with pytest.raises(MergettaError, match="other groups"):
+        Bundle({"a": np.zeros(2)}, {}, {})
+    with pytest.raises(MergettaError, match="does not fit together"):
+        Bundle({"a": np.zeros(2)}, {"a": np.zeros((1, 3))}, {"a": np.zeros(1)})
+    with pytest.raises(MergettaError, match="no such group"):
+        Bundle({"a": np.zeros(2)}, {"a": np.zeros((1, 2))}, {"a": np.zeros(1)}, frozen=("b",))
+
+
+def test_header_without_what_it_needs() -> None:
+    data = encode({"group/a": np.zeros(1, np.float32)}, "mergetta.expert", 1, {"family": 3})
+    with pytest.raises(MergettaError, match="no valid 'family'"):
+        Expert.from_bytes(data)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(MergettaError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
+    family = load_family("fashion-bn")
+    family.save(tmp_path / "copy.safetensors")
+    again = load_family(tmp_path / "copy.safetensors")
+    assert again.fingerprint == family.fingerprint
+    assert again.preprocessing == family.preprocessing
+    assert again.classes == family.classes
+
+
+def test_checkpoint_that_does_not_fit_its_architecture(tmp_path: Path) -> None:
+    header = {"name": "x", "architecture": "small-resnet", "options": {}, "mean": [0], "std": [1], "classes": []}
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(encode({"conv.weight": np.zeros(1)}, "mergetta.checkpoint", 1, header))
+    with pytest.raises(MergettaError, match="does not fit its architecture"):
+        load_family(path)
+    path.write_bytes(encode({}, "mergetta.checkpoint", 1, {**header, "architecture": "alexnet"}))
+    with pytest.raises(MergettaError, match="does not have"):
+        load_family(path)
+    with pytest.raises(MergettaError, match="embedded: fashion-bn, fashion-vit"):
+        load_family(tmp_path / "none")
+
+
+def test_header_is_json(tmp_path: Path) -> None:
+    data = make_expert().to_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["mergetta"])
+    assert header["format"] == "mergetta.expert"
+    assert header["version"] == 1
