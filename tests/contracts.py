@@ -97,6 +97,15 @@ class AdapterContract:
         for value in expected:
             np.testing.assert_array_equal(subject.predict(images[::-1]), value)
 
+    def test_a_state_that_does_not_fit_is_refused(self, subject: Adapter, images: np.ndarray) -> None:
+        if not subject.state_dict():
+            return
+        expected = subject.predict(images)
+        subject.reset()
+        with pytest.raises(MergettaError):
+            subject.load_state_dict({})
+        np.testing.assert_array_equal(subject.predict(images), expected)
+
     def test_batches_of_any_size(self, subject: Adapter, images: np.ndarray) -> None:
         for size in (1, 2, 7):
             assert np.isfinite(subject.predict(images[:size])).all()

@@ -31,6 +31,13 @@ class Adapter:
         """Continue from `state_dict()`; a state that does not fit changes nothing."""
 
 
+def entry(state: Mapping[str, Any], name: str) -> Any:
+    """state[name], or one sentence."""
+    if name not in state:
+        raise MergettaError(f"This state does not fit the adapter: it has no {name!r}.")
+    return state[name]
+
+
 def check_family(runtime: Runtime, family: str, what: str) -> None:
     if runtime.family and family and runtime.family != family:
         raise MergettaError(f"{what} belongs to the family {family!r}, but the model is {runtime.family!r}.")

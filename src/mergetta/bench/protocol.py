@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,7 @@ from mergetta.bench.store import Store, address, code_digest
 from mergetta.bench.suite import BundleSettings, MethodSettings, Suite
 from mergetta.bundle import Bundle
 from mergetta.data.corruptions import corrupt
-from mergetta.data.fashion import load_fashion
+from mergetta.data.fashion import FILE, load_fashion
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
@@ -52,10 +53,15 @@ def domain_of(domain: str, severity: int, samples: int) -> Domain:
     return Domain(domain, corrupt(images[:samples], domain, severity), labels[:samples])
 
 
+@lru_cache(maxsize=1)
+def data_digest() -> str:
+    return hashlib.sha256(FILE.read_bytes()).hexdigest()[:16]
+
+
 def data_facts(suite: Suite, domain: str, seed: int) -> dict[str, Any]:
     return {
         "family": family_of(suite.family).fingerprint,
-        "data": suite.data,
+        "data": data_digest(),
         "domain": domain,
         "severity": suite.severity,
         "samples": suite.samples,
@@ -140,14 +146,19 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime, store: Store) -> Ada
     return create_adapter(settings.adapter, runtime, **options)
 
 
+def stored(suite: Suite, cell: Cell, store: Store) -> dict[str, Any] | None:
+    """The record of a cell, if it has been measured before."""
+    record = store.result(cell_key(suite, cell))
+    return None if record is None else {**record, "suite": suite.name, "method": cell.method}
+
+
 def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
     """The record of a cell, from the store or freshly measured."""
-    key = cell_key(suite, cell)
-    record = store.result(key)
+    record = stored(suite, cell, store)
     if record is None:
-        record = measure(suite, cell, store)
-        store.put_result(key, record)
-    return {**record, "suite": suite.name, "method": cell.method}
+        record = {**measure(suite, cell, store), "suite": suite.name, "method": cell.method}
+        store.put_result(cell_key(suite, cell), record)
+    return record
 
 
 def measure(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:

@@ -19,7 +19,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem aut
 h1 { margin-bottom: 0; } .lead { opacity: .75; margin-top: .2rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } tfoot td { font-weight: 600; background: var(--soft); }
+th:first-child, td:first-child { text-align: left; } tfoot td { background: var(--soft); }
 td.best { font-weight: 700; }
 figure { margin: 2rem 0; background: #fff; color: #000; padding: 1rem; border-radius: 6px; }
 figure svg { width: 100%; height: auto; } figcaption { font-size: .9em; opacity: .8; }

@@ -6,10 +6,11 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mergetta.bench.protocol import Cell, make_expert, run_cell
+from mergetta.bench.protocol import Cell, make_expert, run_cell, stored
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite
 
@@ -37,30 +38,31 @@ def run_suite(
 ) -> list[dict[str, Any]]:
     """All records, in the order of the cells."""
     cells = cells_of(suite, expert, domains, seeds)
-    trained = {
+    records = {cell: stored(suite, cell, Store(cache)) for cell in cells}
+    missing = [cell for cell, record in records.items() if record is None]
+    if missing:
+        measure_all(suite, expert, missing, cache, jobs or max(1, os.cpu_count() or 1), progress)
+    return [run_cell(suite, cell, Store(cache)) for cell in cells]
+
+
+def measure_all(suite: Suite, expert: str, cells: Sequence[Cell], cache: Path, jobs: int, progress: Progress) -> None:
+    """Experts first, then one task per stream, so that its images are corrupted once."""
+    trained = dict.fromkeys(
         (domain, cell.seed) for cell in cells if cell.expert for domain in suite.domains if domain != cell.domain
-    }
-    jobs = jobs or max(1, os.cpu_count() or 1)
+    )
+    streams: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        streams.setdefault((cell.domain, cell.seed), []).append(cell)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=one_thread) as executor:
-        experts = [
-            executor.submit(train, suite, expert, domain, seed, cache)
-            for seed in seeds
-            for domain in suite.domains
-            if (domain, seed) in trained
-        ]
-        for done, _ in enumerate(completed(experts), 1):
-            progress(f"{expert} experts", done, len(experts))
-        # one task per stream, so that its images are corrupted once
-        streams = {
-            (cell.domain, cell.seed): [c for c in cells if (c.domain, c.seed) == (cell.domain, cell.seed)]
-            for cell in cells
+        stages: dict[str, list[Callable[[], None]]] = {
+            f"{expert} experts": [partial(train, suite, expert, *key, cache) for key in trained],
+            "streams": [partial(run_cells, suite, group, cache) for group in streams.values()],
         }
-        futures = [executor.submit(run_cells, suite, group, cache) for group in streams.values()]
-        for done, _ in enumerate(completed(futures), 1):
-            progress("streams", done, len(futures))
-        records = [record for future in futures for record in future.result()]
-    return records
+        for stage, tasks in stages.items():
+            futures = [executor.submit(task) for task in tasks]
+            for done, _ in enumerate(completed(futures), 1):
+                progress(stage, done, len(futures))
 
 
 def completed(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
@@ -91,5 +93,6 @@ def train(suite: Suite, method: str, domain: str, seed: int, cache: Path) -> Non
     make_expert(suite, method, domain, seed, Store(cache))
 
 
-def run_cells(suite: Suite, cells: Sequence[Cell], cache: Path) -> list[dict[str, Any]]:
-    return [run_cell(suite, cell, Store(cache)) for cell in cells]
+def run_cells(suite: Suite, cells: Sequence[Cell], cache: Path) -> None:
+    for cell in cells:
+        run_cell(suite, cell, Store(cache))

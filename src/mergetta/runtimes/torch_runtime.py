@@ -13,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mergetta.errors import MergettaError
 from mergetta.groups import Group, GroupValues, Vector, check_groups
-from mergetta.models.discovery import find_classifier, find_first_block, find_groups, find_stem
+from mergetta.models.discovery import find_classifier, find_groups
 from mergetta.models.family import Family
+from mergetta.models.watch import Watcher
 from mergetta.runtimes.base import Classifier, Output, check_images
 
 
@@ -47,8 +48,7 @@ class TorchRuntime:
         self.forwarded = 0
         self._normalise = family.preprocessing if isinstance(family, Family) else None
         self._norms = [BatchNormSwitch(m) for m in self.model.modules() if isinstance(m, _BatchNorm)]
-        self._seen: dict[str, Tensor] = {}
-        self._watch()
+        self._watcher = Watcher(self.model)
 
     @property
     def classifier(self) -> Classifier:
@@ -70,15 +70,15 @@ class TorchRuntime:
     def __call__(self, images: Any, source_statistics: float | None = None) -> Output:
         with torch.inference_mode():
             logits = self._run(self._prepare(images), source_statistics)
-            output = Output(logits, self._seen["features"], self._statistics())
-        self._seen.clear()
+            output = Output(logits, self._watcher.features(), self._watcher.statistics())
+        self._watcher.seen.clear()
         return output if isinstance(images, Tensor) else Output(*(value.numpy(force=True) for value in output))
 
     def forward(self, images: Any, gradient: bool = True) -> Tensor:
         """Logits that gradients can flow through."""
         with torch.set_grad_enabled(gradient):
             logits = self._run(self._prepare(images), None)
-        self._seen.clear()
+        self._watcher.seen.clear()
         return logits
 
     def tensor(self, images: Any) -> Tensor:
@@ -108,32 +108,6 @@ class TorchRuntime:
             return self.model(x)
         except RuntimeError as error:
             raise MergettaError(f"The model cannot take images of shape {tuple(x.shape)}: {error}.") from error
-
-    def _watch(self) -> None:
-        """Keep the classifier's input, the stem's output and the first block's input of each pass."""
-
-        def keep(name: str) -> Callable[..., None]:
-            return lambda module, inputs, output=None: self._seen.__setitem__(
-                name, output if output is not None else inputs[0]
-            )
-
-        find_classifier(self.model).register_forward_pre_hook(keep("features"))
-        stem, block = find_stem(self.model), find_first_block(self.model)
-        if stem is not None:
-            stem.register_forward_hook(keep("stem"))
-        if block is not None:
-            block.register_forward_pre_hook(keep("tokens"))
-
-    def _statistics(self) -> Tensor:
-        tokens, stem = self._seen.get("tokens"), self._seen.get("stem")
-        if tokens is not None and tokens.ndim == 3:  # (B, N, C); what exceeds the patches is class or register tokens
-            prefix = tokens.shape[1] - stem.shape[2] * stem.shape[3] if stem is not None else 0
-            variance, mean = torch.var_mean(tokens[:, max(prefix, 0) :], dim=(0, 1), correction=0)
-        elif stem is not None:
-            variance, mean = torch.var_mean(stem, dim=(0, 2, 3), correction=0)
-        else:
-            raise MergettaError("The model has neither a convolution nor token blocks to take statistics from.")
-        return torch.stack([mean, variance])
 
 
 class BatchNormSwitch:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergetta.adapters.base import Adapter
+from mergetta.adapters.base import Adapter, entry
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
 from mergetta.losses import Loss
@@ -99,8 +99,9 @@ class BackpropAdapter(Adapter):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         groups = {name.removeprefix("group/"): value for name, value in state.items() if name.startswith("group/")}
+        steps, skipped = int(entry(state, "steps")), int(entry(state, "skipped"))
         self.runtime.load(groups)
-        self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
+        self.steps, self.skipped = steps, skipped
         self.loss.load_state_dict({k.removeprefix("loss/"): v for k, v in state.items() if k.startswith("loss/")})
         entries: dict[int, dict[str, Any]] = {}
         for name, value in state.items():

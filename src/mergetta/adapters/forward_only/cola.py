@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.adapters.base import Adapter, check_family
+from mergetta.adapters.base import Adapter, check_family, entry
 from mergetta.arrays import Array, to_numpy
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
@@ -78,7 +78,7 @@ class CoLA(Adapter):
         return {"weights": self.weights.copy(), **running}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        weights, running = np.array(state["weights"]), state.get("running")
+        weights, running = np.array(entry(state, "weights")), state.get("running")
         if weights.shape != self.weights.shape:
             raise MergettaError(f"This CoLA state is for {weights.size} experts, not {self.weights.size}.")
         self.weights = weights

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.adapters.base import Adapter
+from mergetta.adapters.base import Adapter, entry
 from mergetta.arrays import Array, beside, to_numpy
 from mergetta.errors import MergettaError
 from mergetta.losses.probabilities import entropy
@@ -66,7 +66,7 @@ class T3A(Adapter):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        supports, labels, entropies = (np.array(state[name]) for name in ("supports", "labels", "entropies"))
+        supports, labels, entropies = (np.array(entry(state, name)) for name in ("supports", "labels", "entropies"))
         lengths = {len(supports), len(labels), len(entropies)}
         if supports.ndim != 2 or supports.shape[1] != self.supports.shape[1] or len(lengths) > 1:
             raise MergettaError("This T3A state does not fit the model.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.adapters.base import Adapter, check_family
+from mergetta.adapters.base import Adapter, check_family, entry
 from mergetta.arrays import Array
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
@@ -92,12 +92,13 @@ class ZOMerge(Adapter):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        loaded = {}
+        steps, skipped = int(entry(state, "steps")), int(entry(state, "skipped"))
+        loaded: dict[str, Vector] = {}
         for name, current in self.coefficients.items():
-            value = np.array(state.get(f"coefficients/{name}"), dtype=np.float64)
+            value = np.array(entry(state, f"coefficients/{name}"), dtype=np.float64)
             if value.shape != current.shape or not np.isfinite(value).all():
                 raise MergettaError(f"This state does not fit the bundle: coefficients of group {name!r}.")
             loaded[name] = value
-        self.coefficients = loaded
-        self.steps, self.skipped = int(state["steps"]), int(state["skipped"])
+        self.coefficients, self.steps, self.skipped = loaded, steps, skipped
+        self.history = []  # replays from these coefficients
         self.loss.load_state_dict({k.removeprefix("loss/"): v for k, v in state.items() if k.startswith("loss/")})

@@ -1,0 +1,61 @@
+"""The commands and the code in the documentation run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from .test_cli import mergetta
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line.split(" #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line for line in lines if re.match(r"mergetta (?!demo|bench)", line)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_commands_run(page: Path, tmp_path: Path) -> None:
+    for command in commands(page):
+        result = mergetta(*shlex.split(command)[1:], cwd=tmp_path)
+        assert result.returncode == 0, f"{command}: {result.stderr}"
+
+
+def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for page in (ROOT / "README.md",):
+        for block in blocks(page, "python"):
+            exec(compile(block, str(page), "exec"), {})
+
+
+def test_example_method_runs() -> None:
+    from mergetta import TorchRuntime, load_family
+    from mergetta.data.fashion import load_fashion
+    from mergetta.data.streams import as_input
+
+    space: dict = {}
+    exec(blocks(ROOT / "docs" / "adding-a-method.md", "python")[0], space)
+    adapter = space["Halfway"](TorchRuntime(load_family("fashion-bn")))
+    assert adapter.predict(as_input(load_fashion()[0][:8])).shape == (8, 10)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_files_exist(page: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+    for path in re.findall(r"`((?:src|scripts|docs|tests)/[\w./-]+)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+def test_no_machine_paths() -> None:
+    for page in PAGES:
+        assert not re.search(r"(^|[^\w.])/(work|root)/", page.read_text()), page
