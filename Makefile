@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
+READY_DEV = $(VENV)/.ready-dev
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
 .PHONY: help demo test lint format bench clean
 
@@ -15,8 +17,13 @@ help:
 $(READY): pyproject.toml constraints.txt
 	@echo "==> creating $(VENV) and installing mergetta with what it needs (once)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,bench,dev]'
-	@touch $(READY)
+	$(INSTALL) '.[torch,bench]'
+	@touch $@
+
+$(READY_DEV): $(READY)
+	@echo "==> installing the development tools (once)"
+	$(INSTALL) '.[torch,bench,export,dev]'
+	@touch $@
 
 demo: $(READY)
 	$(BIN)/mergetta demo
@@ -25,13 +32,13 @@ test: lint
 	@echo "==> pytest"
 	$(BIN)/pytest
 
-lint: $(READY)
+lint: $(READY_DEV)
 	@echo "==> ruff, mypy"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(READY_DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
@@ -14,6 +17,9 @@ from mergetta.runtimes.torch_runtime import TorchRuntime
 from .numpy_runtime import NumpyRuntime
 
 torch.set_num_threads(1)
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 # timm imports torchvision, whose compiled operators do not load beside the CPU build of torch; timm needs only
 # that these two are declared.

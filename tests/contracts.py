@@ -100,11 +100,15 @@ class AdapterContract:
     def test_a_state_that_does_not_fit_is_refused(self, subject: Adapter, images: np.ndarray) -> None:
         if not subject.state_dict():
             return
-        expected = subject.predict(images)
+        expected = [subject.predict(images) for _ in range(2)]
+        state = subject.state_dict()
         subject.reset()
-        with pytest.raises(MergettaError):
-            subject.load_state_dict({})
-        np.testing.assert_array_equal(subject.predict(images), expected)
+        subject.predict(images)
+        misshapen = {n: np.zeros((3, 3, 3)) for n, v in state.items() if isinstance(v, np.ndarray) and v.ndim}
+        for bad in ({}, *({**state, name: value} for name, value in misshapen.items())):
+            with pytest.raises(MergettaError):
+                subject.load_state_dict(bad)
+        np.testing.assert_array_equal(subject.predict(images), expected[1])
 
     def test_batches_of_any_size(self, subject: Adapter, images: np.ndarray) -> None:
         for size in (1, 2, 7):

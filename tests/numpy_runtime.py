@@ -10,6 +10,7 @@ from mergetta.runtimes.base import Classifier, Output
 
 class NumpyRuntime:
     family = "numpy-test"
+    statistics = None
 
     def __init__(self, pixels: int = 36, hidden: int = 6, classes: int = 4) -> None:
         rng = np.random.default_rng(7)
@@ -18,7 +19,7 @@ class NumpyRuntime:
             rng.normal(size=(classes, hidden)).astype(np.float32), rng.normal(size=classes).astype(np.float32)
         )
         self.groups = {"a.weight": np.ones(hidden, np.float32), "a.bias": np.zeros(hidden, np.float32)}
-        self.structure = (Group("a.weight", hidden, 1), Group("a.bias", hidden, 2))
+        self.structure = (Group("a.weight", hidden, 1, "batch"), Group("a.bias", hidden, 2, "batch"))
         self.current = dict(self.groups)
         self.forwarded = 0
 

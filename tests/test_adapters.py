@@ -135,7 +135,8 @@ class TestCoLA:
     def test_one_pass_per_batch_two_after_a_shift(self, numpy_runtime: NumpyRuntime) -> None:
         rng = np.random.default_rng(0)
         images = rng.random((20, 1, 6, 6)).astype(np.float32)
-        adapter = CoLA(numpy_runtime, [source_expert(numpy_runtime, numpy_runtime(images).statistics)])
+        numpy_runtime.statistics = numpy_runtime(images).statistics
+        adapter = CoLA(numpy_runtime, [source_expert(numpy_runtime)])
         passes = []
         for batch in (images, images[::-1], 1 - 0.1 * images, 1 - 0.1 * images):
             before = numpy_runtime.forwarded
@@ -148,6 +149,11 @@ class TestCoLA:
             CoLA(numpy_runtime, [Expert(numpy_runtime.groups, "numpy-test", "x")])
         with pytest.raises(MergettaError, match="at least one expert"):
             CoLA(numpy_runtime, [])
+        experts = [Expert(numpy_runtime.groups, "numpy-test", f"{c}", np.ones((2, c))) for c in (6, 7)]
+        with pytest.raises(MergettaError, match="of another size"):
+            CoLA(numpy_runtime, experts)
+        with pytest.raises(MergettaError, match="not of this model"):
+            CoLA(numpy_runtime, experts[1:]).predict(np.zeros((2, 1, 6, 6), np.float32))
 
 
 class TestBackprop:
@@ -188,6 +194,20 @@ class TestBackprop:
         adapter.predict(images)
         assert adapter.skipped == 1
         assert all(np.array_equal(value, bn_runtime.groups[name]) for name, value in bn_runtime.current().items())
+
+    def test_bad_images_leave_the_adapter_as_it_was(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
+        adapter = create_adapter("roid", bn_runtime)
+        expected = adapter.predict(images)
+        adapter.reset()
+        with pytest.raises(MergettaError, match="NaN"):
+            adapter.predict(np.full_like(images, np.nan))
+        assert not any(parameter.requires_grad for parameter in bn_runtime.parameters.values())
+        np.testing.assert_array_equal(adapter.predict(images), expected)
+
+    def test_bad_rates(self, bn_runtime: TorchRuntime) -> None:
+        for options in ({"lr": float("nan")}, {"lr": -1.0}, {"momentum": 1.5}):
+            with pytest.raises(MergettaError, match="lr must be zero or positive"):
+                create_adapter("tent", bn_runtime, **options)
 
     def test_needs_a_torch_runtime(self, numpy_runtime: NumpyRuntime) -> None:
         with pytest.raises(MergettaError, match="needs a TorchRuntime"):

@@ -125,6 +125,9 @@ def test_streams_are_fixed_by_the_seed_and_complete() -> None:
         np.testing.assert_allclose(images.ravel() * 255, truth, rtol=1e-6)
 
 
+VALID = "family: f\ndata: fashion\nsamples: 1\nbatch_size: 1\nexperts: {}\nmethods: {x: {adapter: source}}\n"
+
+
 def fake_records() -> list[dict]:
     errors = {("a", "x"): [10, 12], ("a", "y"): [30, 30], ("b", "x"): [20, 24], ("b", "y"): [10, 10]}
     return [
@@ -169,7 +172,12 @@ def test_json_and_report(tmp_path: Path) -> None:
             "family: f\ndata: fashion\nsamples: 1\nbatch_size: 1\nexperts: {}\nmethods: {x: {adapter: magic}}",
             "no adapter",
         ),
-        ("family: f\ndata: fashion\nsamples: 1\nbatch_size: 1\nexperts: {}\nmethods: {}\nspeed: 3", "speed"),
+        (VALID + "speed: 3", "speed"),
+        (VALID.replace("experts: {}", "experts: {cola: {}}"), "forward-only"),
+        (VALID.replace("experts: {}", "experts: {magic: {}}"), "no adapter 'magic'"),
+        (VALID.replace("{adapter: source}", "{adapter: source, options: {lr: 1}}"), "no option 'lr'"),
+        (VALID.replace("{adapter: source}", "{adapter: merge}"), "needs its bundle settings"),
+        (VALID + "domains: [rain]", "no domain 'rain'"),
     ],
 )
 def test_bad_suites(text: str, sentence: str, tmp_path: Path) -> None:

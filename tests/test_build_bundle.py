@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mergetta import Expert, MergettaError, build_bundle
@@ -14,7 +14,7 @@ from mergetta.merging.trim import keep_largest
 
 def trimmed_directly(vector: np.ndarray, keep: float) -> np.ndarray:
     """NWS by sorting one vector."""
-    wanted = max(1, round(keep * len(vector)))
+    wanted = max(1, int(keep * len(vector) + 0.5))
     threshold = sorted(map(abs, vector), reverse=True)[wanted - 1]
     return np.array([value if abs(value) >= threshold else 0.0 for value in vector])
 
@@ -29,11 +29,15 @@ def merged_directly(
     values, vectors = np.clip(values[::-1], 0, None), vectors[:, ::-1]
     if np.trace(scatter) == 0:
         return 0, base
+    errors = 1 - np.cumsum(values) / values.sum()
+    assume(np.abs(errors - tolerance * len(base)).min() > 1e-9 or tolerance == 0)  # no coin toss at the threshold
     possible = int(np.sum(values > values[0] * 1e-13))
     rank = next(
         (r for r in range(1, possible + 1) if 1 - values[:r].sum() / values.sum() < tolerance * len(base)), possible
     )
     rank = min(rank, max_rank)
+    # with equal energies on both sides of the cut, which direction survives is arbitrary
+    assume(rank == len(values) or values[rank - 1] - values[rank] > 1e-6 * values[0])
     projector = vectors[:, :rank] @ vectors[:, :rank].T
     return rank, base + initial * tasks.sum(axis=0) @ projector
 
@@ -42,8 +46,14 @@ def merged_directly(
 def pools(draw: st.DrawFn) -> dict:
     count, size = draw(st.integers(1, 15)), draw(st.one_of(st.integers(1, 8), st.integers(9, 70)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    base = rng.normal(size=size)
-    experts = base + rng.normal(size=(count, size)) * rng.uniform(0.01, 1, size=(count, 1))
+    if draw(st.booleans()):  # small integers: ties, zero vectors and duplicates are common
+        base = rng.integers(-2, 3, size=size).astype(float)
+        experts = base + rng.integers(-2, 3, size=(count, size)) * rng.integers(0, 2, size=(count, 1))
+        experts = experts[rng.integers(0, count, size=count)]
+    else:
+        base = rng.normal(size=size).astype(np.float32).astype(float)
+        experts = base + rng.normal(size=(count, size)) * rng.uniform(0.01, 1, size=(count, 1))
+        experts = experts.astype(np.float32).astype(float)
     return {
         "base": base,
         "experts": experts,
@@ -70,10 +80,13 @@ def test_against_direct_computation(pool: dict) -> None:
     tasks = np.array([trimmed_directly(expert - pool["base"], pool["keep"]) for expert in pool["experts"]])
     assert len(basis) == rank
     np.testing.assert_allclose(basis @ basis.T, np.eye(rank), atol=1e-6)
-    np.testing.assert_allclose(coefficients, pool["initial"] * tasks.sum(axis=0) @ basis.T, atol=1e-5)
-    np.testing.assert_allclose(bundle.merge()["g"], merged, atol=1e-5)
+    scale = max(1.0, float(np.abs(tasks).sum(axis=0).max()))  # float32 out: relative to the size of the sums
+    np.testing.assert_allclose(
+        coefficients, pool["initial"] * tasks.sum(axis=0) @ basis.T, atol=1e-6 * scale * len(tasks)
+    )
+    np.testing.assert_allclose(bundle.merge()["g"], merged, atol=1e-6 * scale * len(tasks))
     assert bundle.dimension == rank
-    assert all(row[np.argmax(np.abs(row))] > 0 for row in basis)
+    assert all(row[np.argmax(np.abs(row) > 0.999 * np.abs(row).max())] > 0 for row in basis)
 
 
 @settings(max_examples=100, deadline=None)

@@ -15,6 +15,7 @@ import pytest
 
 from mergetta import Bundle, Expert
 from mergetta.cli import main
+from mergetta.files import encode
 
 
 class Result(NamedTuple):
@@ -183,6 +184,23 @@ class TestBadInput:
         self.check("Cannot read", "adapt", tmp_path / "o.npz", "--out", out)
         self.check("no corruption 'rain'", "adapt", "fashion:rain", "--out", out)
         self.check("has no images", "adapt", tmp_path, "--out", out)
+
+    def test_not_finite_and_from_the_future(self, experts: list[Path], out: Path, tmp_path: Path) -> None:
+        path = tmp_path / "e.safetensors"
+        groups = {f"group/{name}": np.full_like(v, np.nan) for name, v in Expert.load(experts[0]).groups.items()}
+        header = {"family": Expert.load(experts[0]).family, "domain": "", "provenance": {}}
+        path.write_bytes(encode(groups, "mergetta.expert", 1, header))
+        self.check("NaN or infinite", "build", path, "--out", out)
+        path.write_bytes(encode(groups, "mergetta.expert", 2, header))
+        self.check("upgrade mergetta", "build", path, "--out", out)
+
+    def test_markup_is_not_interpreted(self, out: Path, tmp_path: Path) -> None:
+        self.check("'[/bold]'", "inspect", "[/bold]")
+        Expert({"a": np.zeros(2)}, domain="[/x]", provenance={"format": "evil"}).save(tmp_path / "e")
+        result = mergetta("inspect", tmp_path / "e")
+        assert result.returncode == 0
+        assert "domain: [/x]" in result.stdout
+        assert "format: mergetta.expert" in result.stdout
 
     def test_names(self, out: Path) -> None:
         self.check("no suite 'mnist'", "bench", "mnist")

@@ -136,8 +136,10 @@ def test_empty_or_misshapen_experts() -> None:
         make_expert(groups={})
     with pytest.raises(MergettaError, match="a vector is needed"):
         make_expert(groups={"a": np.zeros((2, 2))})
-    with pytest.raises(MergettaError, match="shape \\(2, channels\\)"):
+    with pytest.raises(MergettaError, match=r"shape \(2, channels\)"):
         make_expert(statistics=np.zeros(3))
+    with pytest.raises(MergettaError, match="variances that are not negative"):
+        make_expert(statistics=-np.ones((2, 3)))
 
 
 def test_bundles_that_do_not_fit_together() -> None:
@@ -179,7 +181,7 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
 
 
 def test_checkpoint_that_does_not_fit_its_architecture(tmp_path: Path) -> None:
-    header = {"name": "x", "architecture": "small-resnet", "options": {}, "mean": [0], "std": [1], "classes": []}
+    header = {"name": "x", "architecture": "small-resnet", "options": {}, "mean": [0.0], "std": [1.0], "classes": ["a"]}
     path = tmp_path / "c.safetensors"
     path.write_bytes(encode({"conv.weight": np.zeros(1)}, "mergetta.checkpoint", 1, header))
     with pytest.raises(MergettaError, match="does not fit its architecture"):
@@ -189,6 +191,62 @@ def test_checkpoint_that_does_not_fit_its_architecture(tmp_path: Path) -> None:
         load_family(path)
     with pytest.raises(MergettaError, match="embedded: fashion-bn, fashion-vit"):
         load_family(tmp_path / "none")
+
+
+HEADERS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["family", "groups", "frozen", "settings", "version"]), HEADERS)
+def test_strange_bundle_headers_are_refused_or_harmless(key: str, value: object) -> None:
+    bundle = make_bundle()
+    header = {"family": "f", "groups": list(bundle.base), "frozen": [], "settings": {}, key: value}
+    tensors = {f"{k}/{n}": v for k in ("base", "basis", "coefficients") for n, v in getattr(bundle, k).items()}
+    version = header.pop("version", 1)
+    try:
+        Bundle.from_bytes(encode(tensors, "mergetta.bundle", version, header)).to_bytes()
+    except MergettaError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"std": ["a"]}, {"std": [0.0]}, {"mean": [0.1, 0.2]}, {"classes": ["a"]}, {"classes": [1]}, {"size": "x"},
+     {"statistics": [1.0]}, {"statistics": "x"}, {"options": {"widths": []}}, {"options": {"depth": "x"}}],
+)  # fmt: skip
+def test_strange_checkpoint_headers(changes: dict, tmp_path: Path) -> None:
+    family = load_family("fashion-bn")
+    header = {
+        "name": "x", "architecture": "small-resnet", "options": {}, "mean": [0.3], "std": [0.3], "size": 28,
+        "classes": list(family.classes), **changes,
+    }  # fmt: skip
+    tensors = {name: value.numpy() for name, value in family.model.state_dict().items()}
+    (tmp_path / "c").write_bytes(encode(tensors, "mergetta.checkpoint", 1, header))
+    with pytest.raises(MergettaError):
+        load_family(tmp_path / "c")
+
+
+def test_header_that_is_not_json() -> None:
+    with pytest.raises(MergettaError, match="cannot be written as JSON"):
+        make_expert(provenance={"lr": float("nan")}).to_bytes()
+    data = make_expert(provenance={"lr": 123.0}).to_bytes().replace(b"123.0", b"  NaN")
+    with pytest.raises(MergettaError, match="damaged"):
+        Expert.from_bytes(data)
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    tensors = {"group/a": np.zeros((2, 2), np.float32)}
+    (tmp_path / "bad").write_bytes(
+        encode(tensors, "mergetta.expert", 1, {"family": "", "domain": "", "provenance": {}})
+    )
+    with pytest.raises(MergettaError, match=r"bad cannot be used: .* a vector is needed"):
+        Expert.load(tmp_path / "bad")
+    with pytest.raises(MergettaError, match="it is a folder"):
+        write_atomically(tmp_path, b"")
 
 
 def test_header_is_json(tmp_path: Path) -> None:

@@ -75,6 +75,15 @@ def test_paper_frozen_is_the_last_stage_or_the_last_three_blocks() -> None:
     assert all(n.startswith("layer4") for n in paper_frozen(find_groups(timm_model("resnet18"))))
     frozen = paper_frozen(find_groups(timm_model("vit_tiny_patch16_224")))
     assert {name.rpartition(".norm")[0] for name in frozen} == {"blocks.9", "blocks.10", "blocks.11", ""}
+    for name in ("convnext_atto", "resnet50_gn"):  # stages without BatchNorm are stages all the same
+        groups = find_groups(timm_model(name))
+        assert {group.block for group in groups if group.name in paper_frozen(groups)} == {4}
+
+
+def test_something_is_always_left_to_move() -> None:
+    groups = [Group("a", 1, 1, "layer"), Group("b", 1, 2, "layer")]
+    assert paper_frozen(groups) == ("b",)
+    assert paper_frozen(groups[:1]) == ()
 
 
 @pytest.mark.parametrize("model", [WideResNetLayout(), ResNeXtLayout()])
@@ -131,8 +140,8 @@ def test_blocks_can_be_overridden() -> None:
 
 def test_too_many_frozen_blocks() -> None:
     with pytest.raises(MergettaError, match="this model has 2"):
-        last_blocks([Group("a", 1, 1), Group("b", 1, 2)], 3)
-    assert last_blocks([Group("a", 1, 1), Group("b", 1, 2)], 0) == ()
+        last_blocks([Group("a", 1, 1, "batch"), Group("b", 1, 2, "batch")], 3)
+    assert last_blocks([Group("a", 1, 1, "batch"), Group("b", 1, 2, "batch")], 0) == ()
 
 
 def test_fingerprint_sees_weights_and_facts() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mergetta.expert import Expert
     from mergetta.merging import build_bundle
     from mergetta.models.family import Family, load_family
+    from mergetta.runtimes.onnx_runtime import OnnxRuntime
     from mergetta.runtimes.torch_runtime import TorchRuntime
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _HOMES = {
     "Bundle": "mergetta.bundle",
     "Expert": "mergetta.expert",
     "Family": "mergetta.models.family",
+    "OnnxRuntime": "mergetta.runtimes.onnx_runtime",
     "TorchRuntime": "mergetta.runtimes.torch_runtime",
     "ZOMerge": "mergetta.adapters.forward_only.zo_merge",
     "build_bundle": "mergetta.merging",
@@ -44,6 +46,7 @@ __all__ = [
     "Expert",
     "Family",
     "MergettaError",
+    "OnnxRuntime",
     "TorchRuntime",
     "ZOMerge",
     "build_bundle",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.errors import MergettaError
-from mergetta.files import decode, encode, expect, read_bytes, write_atomically
+from mergetta.files import decode, encode, expect, expect_names, read_bytes, write_atomically
 from mergetta.groups import GroupValues, Vector, check_groups
 
 FORMAT, VERSION = "mergetta.bundle", 1
@@ -75,6 +75,9 @@ class Bundle:
     def merge(self, coefficients: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
         """Merged groups for the given coefficients; groups not named keep their initial ones."""
         chosen = {**self.coefficients, **(coefficients or {})}
+        for name in coefficients or ():
+            if name not in self.base or np.shape(chosen[name]) != np.shape(self.coefficients[name]):
+                raise MergettaError(f"These coefficients do not fit the bundle: group {name!r}.")
         return {
             name: base + np.asarray(chosen[name], dtype=np.float32) @ self.basis[name]
             for name, base in self.base.items()
@@ -97,19 +100,20 @@ class Bundle:
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the bundle") -> Bundle:
         tensors, header = decode(data, FORMAT, VERSION, source)
-        names = expect(header, "groups", list, source)
+        names = expect_names(header, "groups", source)
         parts: dict[str, dict[str, Any]] = {}
         for kind in ("base", "basis", "coefficients"):
             missing = [name for name in names if f"{kind}/{name}" not in tensors]
             if missing:
                 raise MergettaError(f"{source} lacks the {kind} of group {missing[0]!r}.")
             parts[kind] = {name: tensors[f"{kind}/{name}"] for name in names}
-        return cls(
-            **parts,
-            frozen=tuple(expect(header, "frozen", list, source)),
-            family=expect(header, "family", str, source),
-            settings=expect(header, "settings", dict, source),
-        )
+        frozen = tuple(expect_names(header, "frozen", source))
+        family = expect(header, "family", str, source)
+        settings = expect(header, "settings", dict, source)
+        try:
+            return cls(**parts, frozen=frozen, family=family, settings=settings)
+        except MergettaError as error:
+            raise MergettaError(f"{source} cannot be used: {error}") from error
 
     def save(self, path: str | Path) -> None:
         write_atomically(path, self.to_bytes())

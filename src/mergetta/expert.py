@@ -17,6 +17,14 @@ from mergetta.groups import GroupValues, check_groups
 FORMAT, VERSION = "mergetta.expert", 1
 
 
+def check_statistics(statistics: NDArray[Any]) -> None:
+    """Raise unless this is a mean and a variance per channel."""
+    if statistics.ndim != 2 or len(statistics) != 2 or not statistics.size:
+        raise MergettaError(f"Feature statistics must have shape (2, channels), not {statistics.shape}.")
+    if not np.isfinite(statistics).all() or (statistics[1] < 0).any():
+        raise MergettaError("Feature statistics must be finite, with variances that are not negative.")
+
+
 @dataclass(frozen=True, eq=False)
 class Expert:
     """What a strong device shares: a few kilobytes, never an image.
@@ -40,15 +48,11 @@ class Expert:
         if not self.groups:
             raise MergettaError("An expert needs at least one group.")
         groups = {name: np.asarray(vector, dtype=np.float32) for name, vector in self.groups.items()}
-        for name, vector in groups.items():
-            if vector.ndim != 1:
-                raise MergettaError(f"The expert's group {name!r} has shape {vector.shape}; a vector is needed.")
         check_groups(groups, groups, "The expert")
         object.__setattr__(self, "groups", groups)
         if self.statistics is not None:
             statistics = np.asarray(self.statistics, dtype=np.float32)
-            if statistics.ndim != 2 or len(statistics) != 2 or not np.isfinite(statistics).all():
-                raise MergettaError("An expert's statistics must be a finite array of shape (2, channels).")
+            check_statistics(statistics)
             object.__setattr__(self, "statistics", statistics)
 
     def to_bytes(self) -> bytes:
@@ -61,13 +65,13 @@ class Expert:
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the expert") -> Expert:
         tensors, header = decode(data, FORMAT, VERSION, source)
-        return cls(
-            groups={name.removeprefix("group/"): t for name, t in tensors.items() if name.startswith("group/")},
-            family=expect(header, "family", str, source),
-            domain=expect(header, "domain", str, source),
-            statistics=tensors.get("statistics"),
-            provenance=expect(header, "provenance", dict, source),
-        )
+        groups = {name.removeprefix("group/"): t for name, t in tensors.items() if name.startswith("group/")}
+        family, domain = (expect(header, key, str, source) for key in ("family", "domain"))
+        provenance = expect(header, "provenance", dict, source)
+        try:
+            return cls(groups, family, domain, tensors.get("statistics"), provenance)
+        except MergettaError as error:
+            raise MergettaError(f"{source} cannot be used: {error}") from error
 
     def save(self, path: str | Path) -> None:
         write_atomically(path, self.to_bytes())

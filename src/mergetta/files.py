@@ -27,6 +27,8 @@ MAX_HEADER = 16 * 2**20
 def write_atomically(path: str | Path, data: bytes) -> None:
     """Write all of `data` or nothing: temporary file beside the target, fsync, rename."""
     path = Path(path)
+    if not path.name or path.is_dir():
+        raise MergettaError(f"Cannot write {path}: it is a folder.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,10 @@ def read_bytes(path: str | Path) -> bytes:
 
 def encode(tensors: Mapping[str, NDArray[Any]], format: str, version: int, header: Mapping[str, Any]) -> bytes:
     """The bytes of a mergetta file; the same content always gives the same bytes."""
-    text = json.dumps({"format": format, "version": version, **header}, sort_keys=True, allow_nan=False)
+    try:
+        text = json.dumps({"format": format, "version": version, **header}, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise MergettaError(f"The header of this {format} cannot be written as JSON: {error}.") from error
     contiguous = {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
     return safetensors.numpy.save(contiguous, metadata={"mergetta": text})
 
@@ -86,7 +91,7 @@ def read_header(data: bytes, source: str = "the data") -> dict[str, Any]:
         raise MergettaError(f"{source} is truncated, or not a safetensors file.")
     try:
         outer = json.loads(data[8 : 8 + size])
-        header = json.loads(outer["__metadata__"]["mergetta"])
+        header = json.loads(outer["__metadata__"]["mergetta"], parse_constant=refuse)
     except (KeyError, TypeError):
         raise MergettaError(f"{source} is a safetensors file, but not one written by mergetta.") from None
     except (ValueError, RecursionError):
@@ -94,6 +99,18 @@ def read_header(data: bytes, source: str = "the data") -> dict[str, Any]:
     if not isinstance(header, dict):
         raise MergettaError(f"{source} has a mergetta header that is not a JSON object.")
     return header
+
+
+def refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def expect_names(header: Mapping[str, Any], key: str, source: str) -> list[str]:
+    """`header[key]`, checked to be a list of different strings."""
+    names = header.get(key)
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        raise MergettaError(f"{source} has no valid list of names {key!r} in its header.")
+    return names
 
 
 def expect(header: Mapping[str, Any], key: str, kind: type | tuple[type, ...], source: str) -> Any:

@@ -27,14 +27,16 @@ class Group:
     name: str
     size: int
     block: int
-    kind: str = "batch"
+    kind: str
     """Of its norm layer: batch, layer, group or rms."""
+    stage: bool = False
+    """Whether blocks are stages of several units (ResNet), not the units themselves (ViT)."""
 
 
 def last_blocks(groups: Iterable[Group], count: int) -> tuple[str, ...]:
     """Names of the groups in the last `count` blocks: what the paper merges but does not optimise.
 
-    >>> last_blocks([Group("a", 4, 0), Group("b", 4, 1), Group("c", 4, 2)], 1)
+    >>> last_blocks([Group("a", 4, 0, "layer"), Group("b", 4, 1, "layer"), Group("c", 4, 2, "layer")], 1)
     ('c',)
     """
     groups = list(groups)
@@ -46,9 +48,13 @@ def last_blocks(groups: Iterable[Group], count: int) -> tuple[str, ...]:
 
 
 def paper_frozen(groups: Iterable[Group]) -> tuple[str, ...]:
-    """What the paper does not optimise: the last block of a BatchNorm CNN, the last three of a transformer."""
+    """What the paper does not optimise: the last stage of a CNN, the last three blocks of a transformer.
+
+    At least one block is left to move.
+    """
     groups = list(groups)
-    return last_blocks(groups, 1 if any(group.kind == "batch" for group in groups) else 3)
+    wanted = 1 if any(group.stage or group.kind == "batch" for group in groups) else 3
+    return last_blocks(groups, max(0, min(wanted, len({group.block for group in groups} - {0}) - 1)))
 
 
 def fingerprint(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> str:
@@ -62,7 +68,7 @@ def fingerprint(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -
 
 
 def check_groups(values: GroupValues, reference: GroupValues, what: str) -> None:
-    """Raise unless `values` has exactly the groups of `reference`, with its sizes, all finite."""
+    """Raise unless `values` has exactly the groups of `reference`, with its sizes: vectors, all finite."""
     missing = [name for name in reference if name not in values]
     if missing:
         raise MergettaError(f"{what} lacks the group {missing[0]!r} ({len(missing)} missing): wrong family?")
@@ -74,5 +80,7 @@ def check_groups(values: GroupValues, reference: GroupValues, what: str) -> None
             raise MergettaError(
                 f"{what} has shape {np.shape(vector)} in group {name!r}, expected {np.shape(reference[name])}."
             )
+        if np.ndim(vector) != 1 or not np.size(vector):
+            raise MergettaError(f"{what} has shape {np.shape(vector)} in group {name!r}; a vector is needed.")
         if not np.isfinite(vector).all():
             raise MergettaError(f"{what} holds NaN or infinite values in group {name!r}.")

@@ -38,6 +38,11 @@ def entry(state: Mapping[str, Any], name: str) -> Any:
     return state[name]
 
 
+def part(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries below a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
 def check_family(runtime: Runtime, family: str, what: str) -> None:
     if runtime.family and family and runtime.family != family:
         raise MergettaError(f"{what} belongs to the family {family!r}, but the model is {runtime.family!r}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -49,8 +50,8 @@ def draw(size: tuple[float, float], plot: Callable[[Axes], None]) -> str:
 
 def colours(methods: Sequence[str], backprop: set[str]) -> dict[str, Any]:
     """Forward-only methods in colours, ours strongest; back-propagation in greys."""
-    palette = iter(plt.get_cmap("tab10").colors)  # type: ignore[attr-defined]
-    greys = iter(["#222222", "#777777", "#aaaaaa", "#555555", "#999999"] * 4)
+    palette = cycle(plt.get_cmap("tab10").colors)  # type: ignore[attr-defined]
+    greys = cycle(["#222222", "#777777", "#aaaaaa", "#555555", "#999999"])
     return {method: next(greys) if method in backprop else next(palette) for method in methods}
 
 
@@ -62,7 +63,7 @@ def all_figures(records: Sequence[Record]) -> dict[str, str]:
         "Error per domain in percent; lower is better; grey: back-propagation.": domain_errors(records, colour),
         "Error over the stream, of all images predicted so far, averaged over domains and seeds "
         "(methods within 1.5 times the best; dashed: back-propagation).": stream_errors(records, colour),
-        "Forward passes and time per image, relative to plain inference (bn-stats) in this run.": costs(
+        "Forward passes and time per image, relative to plain inference (bn-stats), one process per core.": costs(
             records, colour
         ),
     }

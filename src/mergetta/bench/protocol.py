@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import cv2
 import numpy as np
+import torch
 
 from mergetta.adapters import create_adapter, find_method
 from mergetta.adapters.backprop.expert_training import train_expert
@@ -23,12 +25,13 @@ from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import last_blocks
-from mergetta.merging import build_bundle
+from mergetta.merging import LOSS_OF, build_bundle
 from mergetta.models.family import Family, load_family
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
 DATA_CODE = ("data", "seeds")
-MODEL_CODE = ("models", "runtimes", "groups", "losses", "arrays", "adapters/base")
+MODEL_CODE = ("models", "runtimes/base", "runtimes/torch_runtime", "groups", "losses", "arrays", "adapters/base")
+BACKPROP_CODE = ("adapters/backprop/base", "adapters/backprop/expert_training")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def data_facts(suite: Suite, domain: str, seed: int) -> dict[str, Any]:
         "samples": suite.samples,
         "batch_size": suite.batch_size,
         "seed": seed,
+        "versions": [np.__version__, torch.__version__, cv2.__version__],
     }
 
 
@@ -75,7 +79,7 @@ def expert_key(suite: Suite, method: str, domain: str, seed: int) -> str:
         raise MergettaError(
             f"The suite {suite.name} has no experts by {method!r}; choose from {', '.join(suite.experts)}."
         )
-    code = code_digest(*DATA_CODE, *MODEL_CODE, f"adapters/backprop/{method}", "adapters/backprop/base")
+    code = code_digest(*DATA_CODE, *MODEL_CODE, f"adapters/backprop/{method}", *BACKPROP_CODE)
     return address(
         {**data_facts(suite, domain, seed), "expert": method, "options": suite.experts[method], "code": code}
     )
@@ -107,13 +111,16 @@ def cell_key(suite: Suite, cell: Cell) -> str:
     method = find_method(settings.adapter)
     folder, _, _ = method.path.partition(":")
     code = [*DATA_CODE, *MODEL_CODE, f"adapters/{folder.replace('.', '/')}", "bench/protocol"]
-    code += ["adapters/backprop/base"] if method.backprop else []
+    code += BACKPROP_CODE if method.backprop else ()
     code += ["merging", "bundle", "zeroth_order"] if method.needs == "bundle" else []
-    facts = {
+    facts: dict[str, Any] = {
         **data_facts(suite, cell.domain, cell.seed),
         "method": settings.model_dump(),
         "code": code_digest(*code),
     }
+    if method.needs == "experts":
+        statistics = family_of(suite.family).statistics
+        facts["statistics"] = None if statistics is None else statistics.tolist()
     if cell.expert:
         facts["experts"] = [
             expert_key(suite, cell.expert, domain, cell.seed) for domain in suite.domains if domain != cell.domain
@@ -131,18 +138,15 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime, store: Store) -> Ada
     """The adapter of a cell, with its experts or its bundle."""
     settings: MethodSettings = suite.methods[cell.method]
     needs = find_method(settings.adapter).needs
-    options = dict(settings.options)
+    options: dict[str, Any] = dict(settings.options)
     if settings.adapter == "zo-merge":
-        options = {"loss": cell.expert, "seed": cell.seed, **options}
+        options = {"loss": LOSS_OF[str(cell.expert)], "seed": cell.seed, **options}
     elif find_method(settings.adapter).backprop:
         options = {"seed": cell.seed, **options}
     if needs == "experts":
-        statistics = family_of(suite.family).statistics
-        if statistics is None:
-            raise MergettaError(f"The family {suite.family} has no source statistics, which {cell.method} needs.")
-        options["experts"] = [source_expert(runtime, statistics), *pool(suite, cell, store)]
-    elif needs == "bundle":
-        options["bundle"] = build(suite, runtime, settings.bundle or BundleSettings(), pool(suite, cell, store))
+        options["experts"] = [source_expert(runtime), *pool(suite, cell, store)]
+    elif settings.bundle is not None:
+        options["bundle"] = build(suite, runtime, settings.bundle, pool(suite, cell, store))
     return create_adapter(settings.adapter, runtime, **options)
 
 

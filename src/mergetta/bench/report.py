@@ -34,6 +34,7 @@ def write_report(path: Path, title: str, note: str, records: Sequence[Record], s
         f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
         for caption, svg in all_figures(records).items()
     )
+    backprop = ", ".join(dict.fromkeys(r["method"] for r in records if r["backprop"])) or "None of these methods"
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title><style>{STYLE}</style></head><body>
@@ -42,7 +43,7 @@ def write_report(path: Path, title: str, note: str, records: Sequence[Record], s
 {figures}
 <h2>Protocol</h2><p>Each target domain starts from the source model; the target's own expert is left out of the pool;
 one pass over the stream; a batch is predicted before or while it is adapted on, never after. All methods see the same
-stream for a seed. roid, deyo and tent back-propagate; all others run forward passes only.</p>
+stream for a seed. {html.escape(backprop)} back-propagate; all others run forward passes only.</p>
 <h2>Settings</h2><pre>{html.escape(json.dumps(settings, indent=1))}</pre>
 <p>mergetta {mergetta.__version__}</p></body></html>
 """

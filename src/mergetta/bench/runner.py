@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def run_suite(
     missing = [cell for cell, record in records.items() if record is None]
     if missing:
         measure_all(suite, expert, missing, cache, jobs or max(1, os.cpu_count() or 1), progress)
-    return [run_cell(suite, cell, Store(cache)) for cell in cells]
+    return [records[cell] or run_cell(suite, cell, Store(cache)) for cell in cells]
 
 
 def measure_all(suite: Suite, expert: str, cells: Sequence[Cell], cache: Path, jobs: int, progress: Progress) -> None:
@@ -54,37 +55,27 @@ def measure_all(suite: Suite, expert: str, cells: Sequence[Cell], cache: Path, j
     for cell in cells:
         streams.setdefault((cell.domain, cell.seed), []).append(cell)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=one_thread) as executor:
+    executor = ProcessPoolExecutor(jobs, context, initializer=start_worker)
+    try:
         stages: dict[str, list[Callable[[], None]]] = {
             f"{expert} experts": [partial(train, suite, expert, *key, cache) for key in trained],
             "streams": [partial(run_cells, suite, group, cache) for group in streams.values()],
         }
         for stage, tasks in stages.items():
             futures = [executor.submit(task) for task in tasks]
-            for done, _ in enumerate(completed(futures), 1):
-                progress(stage, done, len(futures))
-
-
-def completed(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
-    """Futures as they finish; the first failure cancels the rest."""
-    pending = set(futures)
-    while pending:
-        finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-        for future in finished:
-            try:
+            for done, future in enumerate(as_completed(futures), 1):
                 future.result()
-            except BaseException:
-                for other in pending:
-                    other.cancel()
-                raise
-            yield future
+                progress(stage, done, len(futures))
+    finally:  # on Ctrl-C or a failure, what is queued is dropped; what was measured is in the store
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
-def one_thread() -> None:
-    """A process per core, a thread per process: small models gain nothing from more."""
+def start_worker() -> None:
+    """A process per core, a thread per process: small models gain nothing from more. Ctrl-C is the parent's."""
     import cv2
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
 

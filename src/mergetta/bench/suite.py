@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mergetta.adapters import find_method
+from mergetta.adapters import accepted_options, find_method
 from mergetta.data.corruptions import CORRUPTIONS
 from mergetta.errors import MergettaError
 
@@ -36,7 +36,17 @@ class MethodSettings(BaseModel):
     model_config = Strict
     adapter: str
     bundle: BundleSettings | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, float | int | bool | str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def check(self) -> MethodSettings:
+        kind = find_method(self.adapter).load()
+        unknown = set(self.options) - accepted_options(kind)
+        if unknown:
+            raise MergettaError(f"{self.adapter} has no option {min(unknown)!r}.")
+        if (find_method(self.adapter).needs == "bundle") != (self.bundle is not None):
+            raise MergettaError(f"{self.adapter} {'takes no' if self.bundle else 'needs its'} bundle settings.")
+        return self
 
     @property
     def uses_experts(self) -> bool:
@@ -54,8 +64,18 @@ class Suite(BaseModel):
     samples: int = Field(gt=0)
     batch_size: int = Field(gt=0)
     domains: tuple[str, ...] = tuple(CORRUPTIONS)
-    experts: dict[str, dict[str, Any]]
-    methods: dict[str, MethodSettings]
+    experts: dict[str, dict[str, float | int | bool | str]]
+    methods: dict[str, MethodSettings] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def check(self) -> Suite:
+        for expert in self.experts:
+            if not find_method(expert).backprop:
+                raise MergettaError(f"Experts are made by back-propagation, and {expert!r} is forward-only.")
+        for domain in self.domains:
+            if domain not in CORRUPTIONS:
+                raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(CORRUPTIONS)}.")
+        return self
 
     def restricted(
         self,
@@ -65,7 +85,7 @@ class Suite(BaseModel):
         severity: int | None = None,
     ) -> Suite:
         """The same suite with fewer methods, samples, or reported domains checked to exist."""
-        chosen = self.methods if methods is None else {name: self._known(name, self.methods) for name in methods}
+        chosen = self.methods if not methods else {name: self._known(name, self.methods) for name in methods}
         for domain in domains or ():
             if domain not in self.domains:
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(self.domains)}.")
@@ -98,9 +118,8 @@ def load_suite(name: str) -> Suite:
     if not path.is_file():
         raise MergettaError(f"There is no suite {name!r}; choose one of {', '.join(list_suites())}, or a YAML file.")
     try:
-        suite = Suite(name=path.stem, **yaml.safe_load(path.read_text()))
-        for method in suite.methods.values():
-            find_method(method.adapter)
-        return suite
+        return Suite(name=path.stem, **yaml.safe_load(path.read_text()))
+    except MergettaError as error:
+        raise MergettaError(f"{path} is not a valid suite: {error}") from error
     except (ValidationError, yaml.YAMLError, TypeError, UnicodeDecodeError) as error:
         raise MergettaError(f"{path} is not a valid suite: {' '.join(str(error).split())}") from error

@@ -6,6 +6,7 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from mergetta.cli import adapt, bench, build, demo, inspect
 from mergetta.errors import MergettaError
@@ -26,7 +27,7 @@ def main() -> None:
     try:
         app()
     except MergettaError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/] {error}", markup=True)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(2)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:

@@ -34,7 +34,7 @@ def command(
 
     source = load_family(family)
     runtime = TorchRuntime(source)
-    pixels = load_images(images, source.preprocessing)
+    pixels = load_images(images, len(source.preprocessing.mean), source.preprocessing.size)
     order = generator(seed, 0, "adapt").permutation(len(pixels))
     starts = range(0, len(order), batch_size)
     batches = (

@@ -112,4 +112,4 @@ def run(
 
 
 def split(names: str | None) -> list[str] | None:
-    return [name.strip() for name in names.split(",") if name.strip()] if names else None
+    return [name.strip() for name in (names or "").split(",") if name.strip()] or None

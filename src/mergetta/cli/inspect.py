@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mergetta.bundle import FORMAT as BUNDLE
@@ -32,10 +33,10 @@ def command(
         return
     console = Console()
     for key, value in facts.items():
-        console.print(f"[bold]{key}[/]: {value}", highlight=False)
+        console.print(f"[bold]{escape(key)}[/]: {escape(str(value))}", highlight=False)
     table = Table(*rows[0])
     for row in rows:
-        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else escape(str(value)) for value in row.values()))
     console.print(table)
 
 
@@ -46,14 +47,24 @@ def describe(file: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     kind = read_header(data, file).get("format")
     if kind == EXPERT:
         expert = Expert.from_bytes(data, file)
-        facts = {"format": kind, "family": expert.family, "domain": expert.domain, **expert.provenance}
+        facts = {
+            "format": kind,
+            "family": expert.family,
+            "domain": expert.domain,
+            "provenance": dict(expert.provenance),
+        }
         return facts, [
             {"group": name, "size": v.size, "mean": float(v.mean()), "std": float(v.std())}
             for name, v in expert.groups.items()
         ]
     if kind == BUNDLE:
         bundle = Bundle.from_bytes(data, file)
-        facts = {"format": kind, "family": bundle.family, "dimension": bundle.dimension, **bundle.settings}
+        facts = {
+            "format": kind,
+            "family": bundle.family,
+            "dimension": bundle.dimension,
+            "settings": dict(bundle.settings),
+        }
         moving = set(bundle.moving)
         return facts, [
             {"group": name, "size": v.size, "rank": len(bundle.basis[name]), "moves": name in moving}

@@ -7,16 +7,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.data.corruptions import corrupt
 from mergetta.data.fashion import load_fashion
 from mergetta.errors import MergettaError
-from mergetta.models.family import Preprocessing
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
-def load_images(source: str, preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """uint8 (N, H, W, C) in the model's number of channels.
+def load_images(source: str, channels: int, size: int | None = None) -> NDArray[np.uint8]:
+    """uint8 (N, H, W, C) in the model's number of channels; files are resized to `size`.
 
     `source` is an npz file with an array `images` or `x`, a folder (searched through), or for the embedded images
     `fashion[:CORRUPTION[@SEVERITY]]`.
@@ -25,14 +23,16 @@ def load_images(source: str, preprocessing: Preprocessing) -> NDArray[np.uint8]:
     if name == "fashion":
         images, _ = load_fashion()
         corruption, _, severity = rest.partition("@")
-        if severity and not severity.isdigit():
+        if severity and severity not in "12345":
             raise MergettaError(f"The severity in {source!r} must be 1 to 5.")
-        images = corrupt(images, corruption, int(severity or 5)) if corruption else images
+        if corruption:
+            from mergetta.data.corruptions import corrupt  # needs OpenCV, which a device may not have
+
+            images = corrupt(images, corruption, int(severity or 5))
     elif Path(source).is_dir():
-        images = load_folder(Path(source), preprocessing)
+        images = load_folder(Path(source), channels, size)
     else:
         images = load_npz(Path(source))
-    channels = len(preprocessing.mean)
     if images.shape[3] != channels:
         raise MergettaError(f"{source} has images of {images.shape[3]} channels, but the model takes {channels}.")
     return images
@@ -55,22 +55,22 @@ def load_npz(path: Path) -> NDArray[np.uint8]:
     return np.asarray(images, dtype=np.uint8)
 
 
-def load_folder(folder: Path, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+def load_folder(folder: Path, channels: int, size: int | None = None) -> NDArray[np.uint8]:
     from PIL import Image
 
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise MergettaError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))}).")
-    mode = "L" if len(preprocessing.mean) == 1 else "RGB"
+    mode = "L" if channels == 1 else "RGB"
     loaded = []
     for file in files:
         try:
             with Image.open(file) as image:
                 converted = image.convert(mode)
-            if preprocessing.size:
-                converted = converted.resize((preprocessing.size, preprocessing.size), Image.Resampling.BILINEAR)
+            if size:
+                converted = converted.resize((size, size), Image.Resampling.BILINEAR)
             loaded.append(np.asarray(converted))
-        except OSError as error:
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise MergettaError(f"Cannot read the image {file}: {error}.") from error
     if len({image.shape for image in loaded}) > 1:
         raise MergettaError(f"The images in {folder} have different sizes, and the family does not say which to use.")

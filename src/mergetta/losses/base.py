@@ -25,7 +25,7 @@ class Evaluation(NamedTuple):
 
 
 class Loss:
-    """A label-free objective. Stateless unless it overrides the last four methods."""
+    """A label-free objective. Stateless unless it overrides the methods below `evaluate`."""
 
     def evaluate(self, forward: Forward, images: Array, rng: np.random.Generator) -> Evaluation:
         """The loss of the weights behind `forward` on this batch. Does not change the state."""
@@ -39,6 +39,9 @@ class Loss:
 
     def state_dict(self) -> dict[str, Any]:
         return {}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise if this is no state of this loss."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`."""

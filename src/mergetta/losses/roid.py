@@ -9,6 +9,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from mergetta.arrays import Array, beside, to_numpy
+from mergetta.errors import MergettaError
 from mergetta.losses.base import Evaluation, Forward, Loss
 from mergetta.losses.probabilities import constant, entropy, log_softmax, softmax
 from mergetta.losses.views import colour_and_geometry
@@ -45,6 +46,14 @@ class Roid(Loss):
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.mean_prediction is None else {"mean_prediction": self.mean_prediction.copy()}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        if "mean_prediction" not in state:
+            return
+        value = np.asarray(state["mean_prediction"])
+        known = value.shape if self.mean_prediction is None else self.mean_prediction.shape
+        if value.ndim != 1 or value.shape != known or not np.isfinite(value).all():
+            raise MergettaError("This state does not fit the ROID loss: its mean prediction.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         value = state.get("mean_prediction")

@@ -1,5 +1,5 @@
 """Experts → bundle: the server side of the paper (Algorithm 1)."""
 
-from mergetta.merging.build import build_bundle
+from mergetta.merging.build import LOSS_OF, build_bundle
 
-__all__ = ["build_bundle"]
+__all__ = ["LOSS_OF", "build_bundle"]

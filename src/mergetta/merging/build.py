@@ -13,6 +13,9 @@ from mergetta.groups import GroupValues, check_groups
 from mergetta.merging.low_rank import Matrix, adaptive_rank, factorise
 from mergetta.merging.trim import keep_largest
 
+LOSS_OF = {"roid": "roid", "deyo": "deyo", "tent": "entropy"}
+"""The loss a device should use: the one its experts were adapted with."""
+
 
 def build_bundle(
     base: GroupValues,
@@ -58,8 +61,10 @@ def build_bundle(
     basis: dict[str, Matrix] = {}
     coefficients: dict[str, Matrix] = {}
     for name, source in base.items():
-        origin = np.asarray(source, dtype=np.float64)
-        tasks: Matrix = np.stack([np.asarray(values_of(expert)[name], dtype=np.float64) - origin for expert in experts])
+        origin = np.asarray(source, dtype=np.float32).astype(np.float64)  # as experts and bundles hold it
+        tasks: Matrix = np.stack(
+            [np.asarray(values_of(expert)[name], dtype=np.float32).astype(np.float64) - origin for expert in experts]
+        )
         if keep is not None:
             tasks = keep_largest(tasks, keep)
         if not reduce:
@@ -73,15 +78,17 @@ def build_bundle(
             rank = min(rank, max_rank)
         basis[name] = factors.basis[:rank]
         coefficients[name] = start @ factors.coordinates[:, :rank]
+    methods = {str(e.provenance.get("method", "")) for e in experts if isinstance(e, Expert)}
     settings = {
         "experts": len(experts),
+        "loss": LOSS_OF.get(methods.pop()) if len(methods) == 1 else None,
         "domains": [expert.domain for expert in experts if isinstance(expert, Expert)],
-        "keep": keep,
-        "max_rank": max_rank,
-        "tolerance": tolerance,
-        "tolerance_per_entry": tolerance_per_entry,
-        "reduce": reduce,
-        "initial": initial if np.ndim(initial) == 0 else start.tolist(),
+        "keep": None if keep is None else float(keep),
+        "max_rank": None if max_rank is None else int(max_rank),
+        "tolerance": None if tolerance is None else float(tolerance),
+        "tolerance_per_entry": bool(tolerance_per_entry),
+        "reduce": bool(reduce),
+        "initial": float(start[0]) if np.ndim(initial) == 0 else start.tolist(),
     }
     return Bundle(base, basis, coefficients, tuple(frozen), family, settings)
 

@@ -22,11 +22,12 @@ class LowRank(NamedTuple):
 
 
 def factorise(tasks: Matrix) -> LowRank:
-    """SVD of the task matrix (M, D). Of the two signs of a direction, the one whose largest entry is positive."""
+    """SVD of the task matrix (M, D). Of a direction's two signs, the one whose (first) largest entry is positive."""
     left, sigma, right = np.linalg.svd(tasks, full_matrices=False)
     rank = int(np.count_nonzero(sigma > sigma.max(initial=0.0) * max(tasks.shape) * np.finfo(sigma.dtype).eps))
     left, sigma, right = left[:, :rank], sigma[:rank], right[:rank]
-    largest = np.argmax(np.abs(right), axis=1)
+    magnitudes = np.abs(right)
+    largest = np.argmax(magnitudes > 0.999 * magnitudes.max(axis=1, keepdims=True), axis=1)  # the first of ties
     sign = np.sign(right[np.arange(rank), largest])
     return LowRank(left * sigma * sign, right * sign[:, None], sigma**2)
 

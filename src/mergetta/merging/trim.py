@@ -21,7 +21,7 @@ def keep_largest(vectors: NDArray[np.floating[Any]], keep: float) -> NDArray[np.
     if not 0 < keep <= 1:
         raise MergettaError(f"keep must be a share above 0 and at most 1, not {keep}.")
     size = vectors.shape[1]
-    count = max(1, round(keep * size))
+    count = max(1, int(keep * size + 0.5))
     magnitudes = np.abs(vectors)
     threshold = np.partition(magnitudes, size - count, axis=1)[:, size - count, None]
     return np.where(magnitudes >= threshold, vectors, 0.0)

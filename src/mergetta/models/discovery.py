@@ -46,12 +46,14 @@ def find_groups(model: nn.Module, block_of: BlockOf | None = None) -> tuple[Grou
     if not layers:
         raise MergettaError("The model has no norm layer with affine parameters, so there is nothing to adapt.")
     blocks = {name: block_of(name) for name in layers} if block_of else find_blocks(model)
+    stage = any(is_stage(model.get_submodule(name)) for name in block_modules(model, layers))
     return tuple(
         Group(
             f"{layer}.{parameter}",
             module.get_parameter(parameter).numel(),
             blocks[layer],
             str(norm_kind(module)),
+            stage,
         )
         for layer, module in layers.items()
         for parameter in ("weight", "bias")
@@ -97,6 +99,11 @@ def block_modules(model: nn.Module, layers: dict[str, nn.Module]) -> list[str]:
     unit = max(repeated, key=lambda kind: (len(held[kind]), -len(members[kind])))
     parents = list(dict.fromkeys(name.rpartition(".")[0] for name in members[unit]))
     return parents if len(parents) > 1 else members[unit]
+
+
+def is_stage(block: nn.Module) -> bool:
+    """Whether a block holds several units, as a stage of a ResNet does, rather than being one."""
+    return isinstance(block, CONTAINERS) or bool(block_modules(block, norm_layers(block)))
 
 
 def find_classifier(model: nn.Module) -> nn.Linear:

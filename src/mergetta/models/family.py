@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 from torch import nn
 
 from mergetta.errors import MergettaError
-from mergetta.files import decode, encode, expect, read_bytes, write_atomically
+from mergetta.expert import check_statistics
+from mergetta.files import decode, encode, expect, expect_names, read_bytes, write_atomically
 from mergetta.groups import fingerprint
+from mergetta.models.discovery import find_classifier
 from mergetta.models.small_resnet import SmallResNet
 from mergetta.models.small_vit import SmallViT
 
@@ -32,6 +35,15 @@ class Preprocessing:
     size: int | None = None
     """Height and width that image files are resized to; None leaves them as they are."""
 
+    def __post_init__(self) -> None:
+        numbers = [*self.mean, *self.std]
+        if not self.mean or len(self.mean) != len(self.std) or not np.isfinite(numbers).all() or min(self.std) <= 0:
+            raise MergettaError(
+                f"Preprocessing needs a mean and a positive std per channel, not {self.mean}, {self.std}."
+            )
+        if self.size is not None and (not isinstance(self.size, int) or self.size < 1):
+            raise MergettaError(f"The size of the images must be a positive number, not {self.size!r}.")
+
 
 @dataclass(frozen=True)
 class Family:
@@ -46,7 +58,14 @@ class Family:
     statistics: np.ndarray | None = None
     """Per-channel mean and variance after the stem on source data, (2, C): the source model's place in CoLA's pool."""
 
-    @property
+    def __post_init__(self) -> None:
+        if self.statistics is not None:
+            check_statistics(self.statistics)
+        outputs = find_classifier(self.model).out_features
+        if len(self.classes) != outputs:
+            raise MergettaError(f"The model has {outputs} outputs, but {len(self.classes)} class names.")
+
+    @cached_property
     def fingerprint(self) -> str:
         """Name and digest: what experts, bundles and device models must agree on."""
         tensors = {name: value.numpy(force=True) for name, value in self.model.state_dict().items()}
@@ -91,19 +110,22 @@ def load_family(name_or_path: str | Path) -> Family:
     try:
         model = ARCHITECTURES[architecture](**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
         model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in tensors.items()})
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise MergettaError(f"{source} does not fit its architecture {architecture!r}: {error}.") from error
-    mean, std = (tuple(map(float, expect(header, key, list, source))) for key in ("mean", "std"))
     statistics = header.get("statistics")
-    return Family(
-        name=expect(header, "name", str, source),
-        model=model.eval(),
-        preprocessing=Preprocessing(mean, std, header.get("size")),
-        classes=tuple(expect(header, "classes", list, source)),
-        architecture=architecture,
-        options=options,
-        statistics=None if statistics is None else np.array(statistics, dtype=np.float32),
-    )
+    try:
+        mean, std = (tuple(map(float, expect(header, key, list, source))) for key in ("mean", "std"))
+        return Family(
+            name=expect(header, "name", str, source),
+            model=model.eval(),
+            preprocessing=Preprocessing(mean, std, header.get("size")),
+            classes=tuple(expect_names(header, "classes", source)),
+            architecture=architecture,
+            options=options,
+            statistics=None if statistics is None else np.array(statistics, dtype=np.float32),
+        )
+    except (TypeError, ValueError) as error:
+        raise MergettaError(f"{source} has an invalid header: {error}") from error
 
 
 def embedded_families() -> list[str]:

@@ -53,5 +53,5 @@ class SmallViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patch_embed(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.class_token.expand(len(x), -1, -1), tokens], dim=1) + self.positions
+        tokens = torch.cat([self.class_token.expand(x.shape[0], -1, -1), tokens], dim=1) + self.positions
         return self.head(self.norm(self.blocks(tokens))[:, 0])

@@ -38,9 +38,15 @@ class Watcher:
         tokens, stem = self.seen.get("tokens"), self.seen.get("stem")
         if tokens is not None and tokens.ndim == 3:  # (B, N, C); what exceeds the patches is class or register tokens
             prefix = tokens.shape[1] - stem.shape[2] * stem.shape[3] if stem is not None else 0
-            variance, mean = torch.var_mean(tokens[:, max(prefix, 0) :], dim=(0, 1), correction=0)
-        elif stem is not None:
-            variance, mean = torch.var_mean(stem, dim=(0, 2, 3), correction=0)
-        else:
-            raise MergettaError("The model has neither a convolution nor token blocks to take statistics from.")
-        return torch.stack([mean, variance])
+            return torch.stack(moments(tokens[:, max(prefix, 0) :], 2))
+        if stem is not None:
+            return torch.stack(moments(stem, 1))
+        raise MergettaError("The model has neither a convolution nor token blocks to take statistics from.")
+
+
+def moments(x: Tensor, channel: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance per channel, in plain ops that an exported BatchNorm behind the stem shares."""
+    dims = [d for d in range(x.ndim) if d != channel]
+    mean = x.mean(dims, keepdim=True)
+    deviation = x - mean
+    return mean.flatten(), (deviation * deviation).mean(dims)

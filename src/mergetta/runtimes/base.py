@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
 from mergetta.groups import Group, GroupValues, Vector
+
+TOLERANCE = 1e-3  # rounding of resized or augmented pixels
 
 
 class Output(NamedTuple):
@@ -47,6 +51,10 @@ class Runtime(Protocol):
     def classifier(self) -> Classifier:
         """The last linear layer."""
 
+    @property
+    def statistics(self) -> np.ndarray | None:
+        """`Output.statistics` on source data, if the family has them: the source model's place in CoLA's pool."""
+
     forwarded: int
     """How many images have gone through a forward pass."""
 
@@ -69,3 +77,9 @@ def check_images(images: Array, channels: int | None) -> None:
         raise MergettaError("The batch has no images.")
     if channels is not None and shape[1] != channels:
         raise MergettaError(f"The model takes images of {channels} channels, not {shape[1]}.")
+    xp = array_namespace(images)
+    low, high = float(xp.min(images)), float(xp.max(images))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise MergettaError("The images hold NaN or infinite pixels.")
+    if low < -TOLERANCE or high > 1 + TOLERANCE:
+        raise MergettaError(f"Pixels must lie in [0, 1], not in [{low:g}, {high:g}]: divide bytes by 255.")

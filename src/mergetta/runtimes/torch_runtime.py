@@ -45,6 +45,7 @@ class TorchRuntime:
         self.groups: dict[str, Vector] = {
             name: parameter.numpy(force=True).reshape(-1).copy() for name, parameter in self.parameters.items()
         }
+        self.statistics = family.statistics if isinstance(family, Family) else None
         self.forwarded = 0
         self._normalise = family.preprocessing if isinstance(family, Family) else None
         self._norms = [BatchNormSwitch(m) for m in self.model.modules() if isinstance(m, _BatchNorm)]
@@ -83,14 +84,15 @@ class TorchRuntime:
 
     def tensor(self, images: Any) -> Tensor:
         """Images on the runtime's device."""
-        contiguous = images if isinstance(images, Tensor) else np.ascontiguousarray(images)
-        return torch.as_tensor(contiguous, dtype=torch.float32, device=self.device)
+        try:
+            contiguous = images if isinstance(images, Tensor) else np.ascontiguousarray(images)
+            return torch.as_tensor(contiguous, dtype=torch.float32, device=self.device)
+        except (TypeError, ValueError) as error:
+            raise MergettaError(f"Images must be an array of numbers: {error}.") from error
 
     def _prepare(self, images: Any) -> Tensor:
-        check_images(images, len(self._normalise.mean) if self._normalise else None)
         x = self.tensor(images)
-        if not torch.isfinite(x).all():
-            raise MergettaError("The images hold NaN or infinite pixels.")
+        check_images(x, len(self._normalise.mean) if self._normalise else None)
         if self._normalise:
             mean, std = (
                 torch.tensor(values, device=self.device).view(1, -1, 1, 1)
@@ -106,7 +108,7 @@ class TorchRuntime:
         self.forwarded += len(x)
         try:
             return self.model(x)
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:
             raise MergettaError(f"The model cannot take images of shape {tuple(x.shape)}: {error}.") from error
 
 

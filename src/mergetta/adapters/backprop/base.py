@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mergetta.adapters.base import Adapter, entry
+from mergetta.adapters.base import Adapter, entry, part
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
 from mergetta.losses import Loss
@@ -41,6 +43,8 @@ class BackpropAdapter(Adapter):
             raise MergettaError(f"Cannot freeze {min(unknown)!r}: the model has no such group.")
         if optimizer not in ("adam", "sgd"):
             raise MergettaError(f"optimizer must be adam or sgd, not {optimizer!r}.")
+        if not 0 <= lr < math.inf or not 0 <= momentum < 1:
+            raise MergettaError(f"lr must be zero or positive and momentum in [0, 1), not {lr} and {momentum}.")
         self.loss = loss
         self.seed = seed
         self.learnt = {name: p for name, p in runtime.parameters.items() if name not in set(frozen)}
@@ -61,24 +65,36 @@ class BackpropAdapter(Adapter):
         self.loss.reset()
 
     def predict(self, images: Array) -> Array:
-        for parameter in self.learnt.values():
-            parameter.requires_grad_(True)
         views = generator(self.seed, self.steps, "views")
-        evaluation = self.loss.evaluate(self.runtime.forward, self.runtime.tensor(images), views)
-        if evaluation.kept and bool(torch.isfinite(evaluation.value)):
-            self.optimizer.zero_grad()
-            evaluation.value.backward()
-            self.optimizer.step()
-            self.after_step()
-        else:
-            self.skipped += 1
+        self._learn(True)
+        try:
+            evaluation = self.loss.evaluate(self.runtime.forward, self.runtime.tensor(images), views)
+            moved = bool(evaluation.kept) and self._step(evaluation.value)
+        finally:
+            self._learn(False)
+        self.skipped += not moved
         self.steps += 1
-        for parameter in self.learnt.values():
-            parameter.requires_grad_(False)
         logits = evaluation.logits.detach()
         self.loss.observe(logits)
         logits = self.returned(logits)
         return logits if isinstance(images, Tensor) else logits.numpy(force=True)
+
+    def _learn(self, on: bool) -> None:
+        for parameter in self.learnt.values():
+            parameter.requires_grad_(on)
+
+    def _step(self, value: Tensor) -> bool:
+        """One step down the gradient; none if loss or gradient is not finite."""
+        if not torch.isfinite(value):
+            return False
+        self.optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in self.learnt.values() if p.grad is not None]
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            return False
+        self.optimizer.step()
+        self.after_step()
+        return True
 
     def after_step(self) -> None:
         """What a method does to the weights after each step."""
@@ -98,14 +114,17 @@ class BackpropAdapter(Adapter):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        groups = {name.removeprefix("group/"): value for name, value in state.items() if name.startswith("group/")}
         steps, skipped = int(entry(state, "steps")), int(entry(state, "skipped"))
-        self.runtime.load(groups)
-        self.steps, self.skipped = steps, skipped
-        self.loss.load_state_dict({k.removeprefix("loss/"): v for k, v in state.items() if k.startswith("loss/")})
+        loss_state = part(state, "loss/")
+        self.loss.check_state(loss_state)
         entries: dict[int, dict[str, Any]] = {}
-        for name, value in state.items():
-            if name.startswith("optimizer/"):
-                _, index, key = name.split("/")
-                entries.setdefault(int(index), {})[key] = torch.as_tensor(value).clone()
+        for name, value in part(state, "optimizer/").items():
+            index, _, key = name.partition("/")
+            shape = tuple(list(self.learnt.values())[int(index)].shape)
+            if np.shape(value) not in ((), shape):
+                raise MergettaError(f"This state does not fit the adapter: the optimizer's {name!r}.")
+            entries.setdefault(int(index), {})[key] = torch.as_tensor(value).clone()
+        self.runtime.load(part(state, "group/"))
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": entries})
+        self.loss.load_state_dict(loss_state)
+        self.steps, self.skipped = steps, skipped

@@ -38,6 +38,8 @@ class CoLA(Adapter):
             check_groups(expert.groups, runtime.groups, f"The expert {expert.domain!r}")
             if expert.statistics is None:
                 raise MergettaError(f"The expert {expert.domain!r} has no feature statistics, which CoLA needs.")
+            if experts[0].statistics is not None and expert.statistics.shape != experts[0].statistics.shape:
+                raise MergettaError(f"The expert {expert.domain!r} has feature statistics of another size.")
         self.statistics = np.stack([expert.statistics for expert in experts if expert.statistics is not None])
         self.groups = {
             name: np.stack([expert.groups[name] for expert in experts]) for name in runtime.groups
@@ -45,7 +47,7 @@ class CoLA(Adapter):
         self.temperature = temperature
         self.momentum = momentum
         batch_norm = any(group.kind == "batch" for group in runtime.structure)
-        self.shift_threshold = shift_threshold or (0.2 if batch_norm else 0.1)
+        self.shift_threshold = (0.2 if batch_norm else 0.1) if shift_threshold is None else shift_threshold
         self.reset()
 
     def reset(self) -> None:
@@ -56,6 +58,8 @@ class CoLA(Adapter):
         self.runtime.load(self.mixed())
         output = self.runtime(images)
         now = to_numpy(output.statistics)
+        if now.shape != self.statistics.shape[1:]:
+            raise MergettaError("The experts' feature statistics are not of this model.")
         shifted = True
         if self.running is not None and distance(self.running, now) <= self.shift_threshold:
             shifted = False
@@ -81,6 +85,8 @@ class CoLA(Adapter):
         weights, running = np.array(entry(state, "weights")), state.get("running")
         if weights.shape != self.weights.shape:
             raise MergettaError(f"This CoLA state is for {weights.size} experts, not {self.weights.size}.")
+        if running is not None and np.shape(running) != self.statistics.shape[1:]:
+            raise MergettaError("This CoLA state has feature statistics of another size.")
         self.weights = weights
         self.running = None if running is None else np.array(running)
 
@@ -93,6 +99,6 @@ def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray(np.mean((v1 + square) / (2 * v2) + (v2 + square) / (2 * v1) - 1, axis=-1))
 
 
-def source_expert(runtime: Runtime, statistics: np.ndarray) -> Expert:
+def source_expert(runtime: Runtime) -> Expert:
     """The source model as a member of the pool."""
-    return Expert(runtime.groups, runtime.family, "source", statistics)
+    return Expert(runtime.groups, runtime.family, "source", runtime.statistics)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from mergetta.adapters.base import Adapter, check_family, entry
+from mergetta.adapters.base import Adapter, check_family, entry, part
 from mergetta.arrays import Array
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
@@ -37,7 +38,9 @@ class ZOMerge(Adapter):
         delta: float = 1.0,
         clamp: float = 5.0,
         seed: int = 0,
+        keep_history: int | None = None,
     ) -> None:
+        """`keep_history` bounds how many steps `history` remembers (default: all)."""
         super().__init__(runtime)
         check_family(runtime, bundle.family, "The bundle")
         check_groups(bundle.base, runtime.groups, "The bundle")
@@ -48,6 +51,7 @@ class ZOMerge(Adapter):
             raise MergettaError(f"lr must be zero or positive, not {lr}.")
         self.bundle = bundle
         self.loss = create_loss(loss) if isinstance(loss, str) else loss
+        self.keep_history = keep_history
         self.lr, self.delta, self.clamp, self.seed = lr, delta, clamp, seed
         self.reset()
 
@@ -57,7 +61,7 @@ class ZOMerge(Adapter):
         }
         self.steps = 0
         self.skipped = 0
-        self.history: list[Step] = []
+        self.history: deque[Step] = deque(maxlen=self.keep_history)
         self.loss.reset()
 
     def predict(self, images: Array) -> Array:
@@ -85,6 +89,7 @@ class ZOMerge(Adapter):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "seed": self.seed,
             "steps": self.steps,
             "skipped": self.skipped,
             **{f"coefficients/{name}": w.copy() for name, w in self.coefficients.items()},
@@ -99,6 +104,10 @@ class ZOMerge(Adapter):
             if value.shape != current.shape or not np.isfinite(value).all():
                 raise MergettaError(f"This state does not fit the bundle: coefficients of group {name!r}.")
             loaded[name] = value
+        if int(entry(state, "seed")) != self.seed:
+            raise MergettaError(f"This state was drawn with seed {state['seed']}, not {self.seed}.")
+        loss_state = part(state, "loss/")
+        self.loss.check_state(loss_state)
         self.coefficients, self.steps, self.skipped = loaded, steps, skipped
-        self.history = []  # replays from these coefficients
-        self.loss.load_state_dict({k.removeprefix("loss/"): v for k, v in state.items() if k.startswith("loss/")})
+        self.history.clear()  # replays from these coefficients
+        self.loss.load_state_dict(loss_state)

@@ -1,0 +1,6 @@
+"""What an exported model says about itself: one JSON object under the metadata key `mergetta`."""
+
+from __future__ import annotations
+
+FORMAT, VERSION = "mergetta.device", 1
+OUTPUTS = ("logits", "features", "statistics", "groups", "classifier_weight", "classifier_bias")

@@ -1,0 +1,139 @@
+"""Runs an exported model with NumPy and ONNX Runtime alone: the runtime of weak devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from mergetta.arrays import Array
+from mergetta.errors import MergettaError
+from mergetta.files import expect, read_bytes
+from mergetta.groups import Group, GroupValues, Vector, check_groups
+from mergetta.runtimes.base import Classifier, Output, check_images
+from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, VERSION
+
+
+class OnnxRuntime:
+    """One ONNX file, adjustable norm layers, no PyTorch.
+
+    >>> OnnxRuntime("fashion-bn.onnx")(np.zeros((2, 1, 28, 28), np.float32)).logits   # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str | Path | bytes,
+        source_statistics: float = 0.0,
+        threads: int | None = None,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        batch_size: int | None = None,
+    ) -> None:
+        """`threads` per operator (default: ONNX Runtime's choice); with `batch_size`, larger batches are refused."""
+        source = "the model" if isinstance(model, bytes) else str(model)
+        self._session = open_session(
+            model if isinstance(model, bytes) else read_bytes(model), source, threads, providers
+        )
+        header = read_metadata(self._session, source)
+        self.metadata = header
+        self.family: str = expect(header, "family", str, source)
+        self.structure = tuple(Group(*fields) for fields in expect(header, "groups", list, source))
+        self.source_statistics = source_statistics
+        self.batch_size = batch_size
+        self.forwarded = 0
+        self._current: dict[str, np.ndarray] = {}
+        optional = {entry.name for entry in self._session.get_overridable_initializers()}
+        missing = [group.name for group in self.structure if group.name not in optional]
+        if missing:
+            raise MergettaError(
+                f"{source} does not take the group {missing[0]!r} as an optional input: export it again."
+            )
+        self._blends = "source_statistics" in optional
+
+    @cached_property
+    def groups(self) -> dict[str, Vector]:
+        (everything,) = self._run(["groups"], self._blank())
+        ends = np.cumsum([group.size for group in self.structure])[:-1]
+        return {group.name: part for group, part in zip(self.structure, np.split(everything, ends), strict=True)}
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        return Classifier(*self._run(["classifier_weight", "classifier_bias"], self._blank()))
+
+    @property
+    def statistics(self) -> np.ndarray | None:
+        values = self.metadata.get("statistics")
+        return None if values is None else np.array(values, dtype=np.float32)
+
+    def load(self, groups: GroupValues) -> None:
+        check_groups(groups, self.groups, "The set of groups to load")
+        self._current = {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in groups.items()}
+
+    def __call__(self, images: Array, source_statistics: float | None = None) -> Output:
+        try:
+            x = np.ascontiguousarray(images, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise MergettaError(f"Images must be an array of numbers: {error}.") from error
+        check_images(x, self.metadata["channels"])
+        if self.batch_size and len(x) > self.batch_size:
+            raise MergettaError(
+                f"A batch of {len(x)} images is larger than the {self.batch_size} this device was set to."
+            )
+        share = self.source_statistics if source_statistics is None else source_statistics
+        if not 0 <= share <= 1:
+            raise MergettaError(f"source_statistics must lie between 0 and 1, not {share}.")
+        feeds = {"images": x, **self._current}
+        if self._blends:
+            feeds["source_statistics"] = np.array(share, np.float32)
+        self.forwarded += len(x)
+        return Output(*self._run(["logits", "features", "statistics"], feeds))
+
+    def _blank(self) -> dict[str, np.ndarray]:
+        size = int(self.metadata["size"])
+        return {"images": np.zeros((1, int(self.metadata["channels"]), size, size), np.float32)}
+
+    def _run(self, outputs: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        try:
+            return self._session.run(outputs, feeds)  # type: ignore[no-any-return]
+        except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
+            shape = feeds["images"].shape
+            raise MergettaError(
+                f"The model cannot take images of shape {shape}: {' '.join(str(error).split())}"
+            ) from error
+
+
+def open_session(data: bytes, source: str, threads: int | None, providers: Sequence[str]) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if threads:
+        options.intra_op_num_threads = threads
+    available = ort.get_available_providers()
+    unknown = set(providers) - set(available)
+    if unknown:
+        raise MergettaError(f"ONNX Runtime has no provider {min(unknown)!r} here, only {', '.join(available)}.")
+    try:
+        return ort.InferenceSession(data, options, providers=list(providers))
+    except Exception as error:
+        raise MergettaError(f"{source} is damaged, or not an ONNX model: {' '.join(str(error).split())}") from error
+
+
+def read_metadata(session: Any, source: str) -> dict[str, Any]:
+    text = session.get_modelmeta().custom_metadata_map.get("mergetta")
+    try:
+        header = json.loads(text or "")
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise MergettaError(f"{source} was not written by `mergetta export`: its groups are not adjustable.")
+    if not isinstance(header.get("version"), int) or header["version"] > VERSION:
+        raise MergettaError(
+            f"{source} has a device format newer than this mergetta reads ({VERSION}): upgrade mergetta."
+        )
+    present = {output.name for output in session.get_outputs()}
+    if not set(OUTPUTS) <= present:
+        raise MergettaError(f"{source} lacks the output {min(set(OUTPUTS) - present)!r}: export it again.")
+    return header
