@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from .test_cli import mergetta
@@ -23,18 +24,25 @@ def commands(page: Path) -> list[str]:
     return [line for line in lines if re.match(r"mergetta (?!demo|bench)", line)]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if commands(page) and page.name != "README.md"], ids=lambda page: page.name
+)
 def test_commands_run(page: Path, tmp_path: Path) -> None:
     for command in commands(page):
         result = mergetta(*shlex.split(command)[1:], cwd=tmp_path)
         assert result.returncode == 0, f"{command}: {result.stderr}"
 
 
-def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: np.ndarray) -> None:
+    """The five lines, on the bundle that the README's own commands build."""
     monkeypatch.chdir(tmp_path)
-    for page in (ROOT / "README.md",):
-        for block in blocks(page, "python"):
-            exec(compile(block, str(page), "exec"), {})
+    for command in commands(ROOT / "README.md"):
+        assert mergetta(*shlex.split(command)[1:]).returncode == 0
+    (block,) = blocks(ROOT / "README.md", "python")
+    space = {"stream": [images, images]}
+    exec(compile(block, "README.md", "exec"), space)
+    assert space["logits"].shape == (len(images), 10)
+    assert space["adapter"].steps == 2
 
 
 def test_example_method_runs() -> None:

@@ -121,6 +121,38 @@ def test_a_quadratic_falls_along_every_accepted_direction() -> None:
         assert ((moved(point, {"w": z}, -1e-4 * measured.slope)["w"] - target) ** 2).sum() < (target**2).sum()
 
 
+def test_one_sided_by_hand(numpy_runtime: NumpyRuntime) -> None:
+    target = np.array([1.0, 2.0])
+    z = draw(0, 0, {"w": 2})["w"]
+
+    def quadratic(w: dict) -> float:
+        return float(((w["w"] - target) ** 2).sum())
+
+    point = {"w": np.zeros(2)}
+    step = probe(quadratic, point, 0, 0, delta=0.1, clamp=100.0, here=quadratic(point))
+    assert step.slope == pytest.approx((quadratic({"w": 0.1 * z}) - 5.0) / 0.1)
+    bundle, images = make_bundle(numpy_runtime), batches(1)[0]
+    passes = {}
+    for sides in (1, 2):
+        before = numpy_runtime.forwarded
+        adapter = ZOMerge(numpy_runtime, bundle, loss="entropy", sides=sides)
+        adapter.predict(images)
+        passes[sides] = (numpy_runtime.forwarded - before) / len(images)
+    assert passes == {1: 2, 2: 3}
+    with pytest.raises(MergettaError, match="sides must be 1 or 2"):
+        ZOMerge(numpy_runtime, bundle, sides=3)
+
+
+def test_predict_only(numpy_runtime: NumpyRuntime) -> None:
+    adapter = ZOMerge(numpy_runtime, make_bundle(numpy_runtime))
+    images = batches(1)[0]
+    logits = adapter.predict(images, adapt=False)
+    assert adapter.steps == 0
+    assert numpy_runtime.forwarded == len(images)
+    assert adapter.output is not None
+    np.testing.assert_array_equal(adapter.output.logits, logits)
+
+
 class Broken(Loss):
     """Not finite on every second evaluation."""
 

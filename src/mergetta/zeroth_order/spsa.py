@@ -1,4 +1,4 @@
-"""Simultaneous perturbation stochastic approximation (Spall 1992), two-sided, as in Algorithm 2."""
+"""Simultaneous perturbation stochastic approximation (Spall 1992), two-sided as in Algorithm 2, or one-sided."""
 
 from __future__ import annotations
 
@@ -32,14 +32,18 @@ def probe(
     step: int,
     delta: float,
     clamp: float,
+    here: float | None = None,
 ) -> Step:
-    """Measure the loss at point ± δz: two evaluations, whatever the dimension."""
+    """Measure the loss at point ± δz: two evaluations, whatever the dimension.
+
+    With `here`, the loss at the point itself, one-sided: a single evaluation, and `here` stands for L⁻.
+    """
     z = draw(seed, step, {name: vector.size for name, vector in point.items()})
     plus = loss(moved(point, z, delta))
-    minus = loss(moved(point, z, -delta))
+    minus = loss(moved(point, z, -delta)) if here is None else here
     if not (math.isfinite(plus) and math.isfinite(minus)):
         return Step(seed, step, 0.0, plus, minus)
-    slope = (plus - minus) / (2 * delta)
+    slope = (plus - minus) / (2 * delta if here is None else delta)
     return Step(seed, step, max(-clamp, min(clamp, slope)), plus, minus)
 
 

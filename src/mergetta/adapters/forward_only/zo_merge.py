@@ -13,8 +13,8 @@ from mergetta.arrays import Array
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector, check_groups
-from mergetta.losses import Loss, create_loss
-from mergetta.runtimes.base import Runtime
+from mergetta.losses import Forward, Loss, create_loss
+from mergetta.runtimes.base import Output, Runtime
 from mergetta.seeds import generator
 from mergetta.zeroth_order.spsa import Step, apply, probe
 
@@ -38,9 +38,12 @@ class ZOMerge(Adapter):
         delta: float = 1.0,
         clamp: float = 5.0,
         seed: int = 0,
+        sides: int = 2,
         keep_history: int | None = None,
     ) -> None:
-        """`keep_history` bounds how many steps `history` remembers (default: all)."""
+        """`sides=1` measures the loss at w + δz only and takes the other value from the prediction itself: one forward
+        pass fewer, a noisier slope. `keep_history` bounds how many steps `history` remembers (default: all).
+        """
         super().__init__(runtime)
         check_family(runtime, bundle.family, "The bundle")
         check_groups(bundle.base, runtime.groups, "The bundle")
@@ -49,6 +52,9 @@ class ZOMerge(Adapter):
                 raise MergettaError(f"{name} must be positive, not {value}.")
         if not lr >= 0:
             raise MergettaError(f"lr must be zero or positive, not {lr}.")
+        if sides not in (1, 2):
+            raise MergettaError(f"sides must be 1 or 2, not {sides}.")
+        self.sides = sides
         self.bundle = bundle
         self.loss = create_loss(loss) if isinstance(loss, str) else loss
         self.keep_history = keep_history
@@ -63,22 +69,35 @@ class ZOMerge(Adapter):
         self.skipped = 0
         self.history: deque[Step] = deque(maxlen=self.keep_history)
         self.loss.reset()
+        self.output: Output | None = None
+        """Of the last prediction: its statistics tell a governor whether the domain has changed."""
 
-    def predict(self, images: Array) -> Array:
+    def predict(self, images: Array, adapt: bool = True) -> Array:
+        """Logits of a batch; `adapt=False` only predicts, for one forward pass."""
         self.runtime.load(self.bundle.merge(self.coefficients))
-        logits = self.runtime(images).logits
-        if self.coefficients:
-            self._step(images)
-        self.loss.observe(logits)
+        self.output = self.runtime(images)
+        logits = self.output.logits
+        if adapt and self.coefficients:
+            self._step(images, logits)
+            self.loss.observe(logits)
         return logits
 
-    def _step(self, images: Array) -> None:
+    def _step(self, images: Array, logits: Array) -> None:
+        def evaluate(forward: Forward) -> float:
+            views = generator(self.seed, self.steps, "views")  # the same second view on both sides
+            return float(self.loss.evaluate(forward, images, views).value)
+
         def loss_at(coefficients: Mapping[str, Vector]) -> float:
             self.runtime.load(self.bundle.merge(coefficients))
-            views = generator(self.seed, self.steps, "views")  # the same second view on both sides
-            return float(self.loss.evaluate(self._forward, images, views).value)
+            return evaluate(self._forward)
 
-        step = probe(loss_at, self.coefficients, self.seed, self.steps, self.delta, self.clamp)
+        batch = images
+
+        def known(images: Array, gradient: bool = True) -> Array:
+            return logits if images is batch else self._forward(images)
+
+        here = evaluate(known) if self.sides == 1 else None
+        step = probe(loss_at, self.coefficients, self.seed, self.steps, self.delta, self.clamp, here)
         self.coefficients = apply(self.coefficients, step, self.lr)
         self.history.append(step)
         self.skipped += step.skipped
