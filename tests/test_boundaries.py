@@ -13,8 +13,8 @@ import mergetta
 
 PACKAGE = Path(mergetta.__file__).parent
 TORCH_FREE = (
-    "groups", "expert", "bundle", "merging", "zeroth_order", "losses", "adapters.forward_only", "adapters", "seeds",
-    "arrays", "files", "errors", "runtimes.base",
+    "adapters", "adapters.forward_only", "arrays", "bundle", "data.images", "device", "errors", "expert", "files",
+    "groups", "losses", "merging", "runtimes.base", "runtimes.onnx_runtime", "seeds", "zeroth_order",
 )  # fmt: skip
 BLOCK = """
 import sys

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from mergetta.cli import adapt, bench, build, demo, inspect
+from mergetta.cli import adapt, bench, build, demo, export, inspect, run
 from mergetta.errors import MergettaError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, bench, adapt, build, inspect):
+for verb in (demo, bench, adapt, build, export, run, inspect):
     app.command(verb.__name__.rpartition(".")[2])(verb.command)
 
 
@@ -43,6 +43,8 @@ EXTRAS = {
     "torch": "torch,bench",
     "cv2": "torch,bench",
     "matplotlib": "torch,bench",
+    "onnx": "torch,export",
+    "onnxscript": "torch,export",
     "PIL": "bench",
     "scipy": "bench",
 }

@@ -1,0 +1,114 @@
+"""`mergetta run`: the loop on a weak device, with NumPy and ONNX Runtime only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+T = TypeVar("T")
+
+
+def command(
+    model: Annotated[Path, typer.Option(help="The ONNX file that `mergetta export` wrote.")],
+    bundle: Annotated[Path, typer.Option(help="The bundle that `mergetta build` wrote.")],
+    images: Annotated[str, typer.Option(help="FILE.npz, a folder of images, or `-` for raw frames on standard input.")],
+    out: Annotated[Path, typer.Option(help="Predictions, one JSON object per line.")] = Path("predictions.jsonl"),
+    state: Annotated[Path | None, typer.Option(help="Survives a crash: start again with it to go on.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    loss: Annotated[str | None, typer.Option(help="`entropy`, `roid` or `deyo` (default: the experts' own).")] = None,
+    lr: Annotated[float, typer.Option(help="Step size η.")] = 2e-3,
+    delta: Annotated[float, typer.Option(help="Perturbation δ.")] = 0.1,
+    sides: Annotated[int, typer.Option(min=1, max=2, help="1: one loss evaluation less per step, noisier.")] = 2,
+    every: Annotated[int, typer.Option(min=1, help="Adapt on every k-th batch only.")] = 1,
+    max_steps: Annotated[int, typer.Option(min=1, help="Most steps before settling in a domain.")] = 12,
+    budget: Annotated[float | None, typer.Option(help="Most forward passes per image, on average.")] = None,
+    frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random directions.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Predict a stream and adapt to it with forward passes alone; settle when done, wake when the domain changes.
+
+    Example: `mergetta run --model m.onnx --bundle b.safetensors --images photos/ --state state.safetensors`
+    """
+    from mergetta.adapters.forward_only.zo_merge import ZOMerge
+    from mergetta.bundle import Bundle
+    from mergetta.device.agent import Agent
+    from mergetta.device.governor import Governor
+    from mergetta.device.stream import batched, open_stream
+    from mergetta.runtimes.onnx_runtime import OnnxRuntime
+
+    runtime = OnnxRuntime(model, threads=threads)
+    merged = Bundle.load(bundle, runtime.family)
+    chosen = loss or merged.settings.get("loss") or "roid"
+    adapter = ZOMerge(runtime, merged, str(chosen), lr=lr, delta=delta, sides=sides, seed=seed, keep_history=1000)
+    governor = Governor(adapter, max_steps=max_steps, every=every, budget=budget)
+    agent = Agent(governor, runtime.metadata["classes"], out, state)
+    stream = open_stream(
+        images, runtime.metadata["channels"], runtime.metadata["size"], agent.position, parse(frame), sys.stdin.buffer
+    )
+    console = Console(stderr=True)
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        for summary in agent.run(until_interrupted(batched(stream, batch_size))):
+            live.update(
+                f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
+                f"{summary.steps} steps, {summary.shifts} shifts, {summary.rollbacks} rollbacks · "
+                f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · {memory()}"
+            )
+    summary = agent.summary
+    if json:
+        typer.echo(json_format.dumps(dataclasses.asdict(summary)))
+        return
+    Console().print(
+        f"{out}: {summary.images} images ({summary.bad} bad), {summary.forwards:.2f} forward passes per image, "
+        f"{summary.steps} steps, {summary.shifts} shifts, {summary.rollbacks} rollbacks, "
+        f"{summary.state or 'nothing to do'}",
+        highlight=False,
+    )
+
+
+def parse(frame: str | None) -> tuple[int, int] | None:
+    if frame is None:
+        return None
+    height, _, width = frame.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise typer.BadParameter(f"--frame must be HEIGHTxWIDTH, not {frame!r}.")
+    return int(height), int(width)
+
+
+def until_interrupted(items: Iterator[T]) -> Iterator[T]:
+    """Ctrl-C ends the stream after the current item, so that everything is written."""
+    stop = False
+
+    def note(number: int, stack: object) -> None:
+        nonlocal stop
+        stop = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        for item in items:
+            if stop:
+                return
+            yield item
+            if stop:
+                return
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def memory() -> str:
+    """Resident memory of this process, where the system tells."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return "memory unknown"
+    return f"{pages * 4096 / 2**20:.0f} MB"

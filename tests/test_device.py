@@ -1,0 +1,291 @@
+"""The device: it settles, wakes, rolls back, and survives being killed at any moment."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mergetta import Bundle, MergettaError, ZOMerge, build_bundle
+from mergetta.data.fashion import load_fashion
+from mergetta.device.agent import Agent
+from mergetta.device.governor import ADAPTING, SETTLED, Governor, unusual
+from mergetta.device.state import load_state, save_state
+from mergetta.device.stream import Item, batched, open_stream
+
+from .numpy_runtime import NumpyRuntime
+from .test_cli import mergetta
+
+CLASSES = list("abcd")
+
+
+def make_bundle(runtime: NumpyRuntime) -> Bundle:
+    rng = np.random.default_rng(0)
+    experts = [{n: v + 0.3 * rng.normal(size=v.shape) for n, v in runtime.groups.items()} for _ in range(4)]
+    return build_bundle(runtime.groups, experts, family=runtime.family)
+
+
+def make_governor(**options: object) -> Governor:
+    runtime = NumpyRuntime()
+    return Governor(ZOMerge(runtime, make_bundle(runtime), loss="entropy", lr=1e-3, delta=0.1), **options)
+
+
+def domain(kind: int, batches: int, size: int = 32, seed: int = 0) -> list[np.ndarray]:
+    """Streams of three kinds, whose features differ."""
+    rng = np.random.default_rng(seed + 100 * kind)
+    low, high = [(0.0, 1.0), (0.6, 1.0), (0.0, 0.25)][kind]
+    return [rng.uniform(low, high, (size, 1, 6, 6)).astype(np.float32) for _ in range(batches)]
+
+
+class TestGovernor:
+    @pytest.mark.parametrize("size", [8, 32, 100])
+    def test_settles_and_wakes_at_each_change(self, size: int) -> None:
+        governor = make_governor(max_steps=10)
+        woken: list[int] = []
+        for number, images in enumerate(x for kind in (0, 1, 2, 0) for x in domain(kind, 25, size)):
+            before = governor.shifts
+            governor.predict(images)
+            if governor.shifts > before:
+                woken.append(number)
+            if number % 25 == 20:
+                assert governor.state == SETTLED
+        assert woken == [25, 50, 75]
+
+    def test_no_false_wakes(self) -> None:
+        governor = make_governor(max_steps=6)
+        for images in domain(0, 300, 16):
+            governor.predict(images)
+        assert governor.shifts <= 1  # in 300 batches
+
+    def test_settled_costs_one_pass(self) -> None:
+        governor = make_governor(max_steps=3)
+        images = domain(0, 1)[0]
+        for _ in range(8):
+            governor.predict(images)
+        assert governor.state == SETTLED
+        before = governor.adapter.runtime.forwarded
+        governor.predict(images)
+        assert governor.adapter.runtime.forwarded - before == len(images)
+
+    def test_duty_cycle_and_budget(self) -> None:
+        governor = make_governor(every=3, max_steps=100, window=50)
+        for images in domain(0, 9):
+            governor.predict(images)
+        assert governor.adapter.steps == 3
+        governor = make_governor(budget=1.5, max_steps=100, window=50)
+        for images in domain(0, 60):
+            governor.predict(images)
+        assert governor.passes / governor.images <= 1.5
+        assert governor.adapter.steps > 5
+
+    def test_a_runaway_loss_rolls_back(self) -> None:
+        governor = make_governor(max_steps=100, window=50)
+        stream = domain(0, 30)
+        for images in stream[:6]:
+            governor.predict(images)
+        governor.losses = [0.1] * 6
+        governor.predict(stream[6])  # a loss far above 0.1
+        assert governor.rollbacks == 1
+        assert governor.state == SETTLED
+        bundle = governor.adapter.bundle
+        assert all(np.allclose(w, bundle.coefficients[n]) for n, w in governor.adapter.coefficients.items())
+
+    def test_worse_than_the_merge_is_undone(self) -> None:
+        """Coefficients ruined on purpose do not survive settling."""
+        governor = make_governor(max_steps=2)
+        governor.adapter.coefficients = {n: w - 50 for n, w in governor.adapter.coefficients.items()}
+        for images in domain(0, 3):
+            governor.predict(images)
+        assert governor.state == SETTLED
+        assert governor.rollbacks == 1
+
+    def test_state_continues_exactly(self) -> None:
+        stream = [x for kind in (0, 1) for x in domain(kind, 8)]
+        whole = make_governor()
+        expected = [whole.predict(images) for images in stream]
+        first = make_governor()
+        for images in stream[:7]:
+            first.predict(images)
+        second = make_governor()
+        second.load_state_dict(first.state_dict())
+        for images, logits in zip(stream[7:], expected[7:], strict=True):
+            np.testing.assert_array_equal(second.predict(images), logits)
+        assert (second.shifts, second.passes, second.state) == (whole.shifts, whole.passes, whole.state)
+
+    def test_bad_options_and_states(self) -> None:
+        for options in ({"window": 1}, {"every": 0}, {"budget": 0.5}, {"sensitivity": 0}):
+            with pytest.raises(MergettaError):
+                make_governor(**options)
+        with pytest.raises(MergettaError, match="does not fit the governor"):
+            make_governor().load_state_dict({})
+
+    def test_unusual(self) -> None:
+        assert not unusual(100.0, [1.0, 1.0], 0.1, 4)
+        assert unusual(1.5, [1.0, 1.0, 1.0], 0.1, 4)
+        assert not unusual(1.3, [1.0, 1.0, 1.0], 0.1, 4)
+        assert not unusual(0.0, [1.0, 1.0, 1.0], 0.1, 4)
+
+    def test_starts_adapting(self) -> None:
+        assert make_governor().state == ADAPTING
+
+
+class TestStream:
+    def test_folder_goes_on_past_bad_images(self, tmp_path: Path) -> None:
+        Image.fromarray(np.full((9, 5, 3), 200, np.uint8)).save(tmp_path / "a.png")
+        (tmp_path / "b.jpg").write_bytes(b"not a jpeg")
+        Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "c.png")
+        items = list(open_stream(str(tmp_path), 1, 28))
+        assert [item.name for item in items] == ["a.png", "b.jpg", "c.png"]
+        assert [item.image is None for item in items] == [False, True, False]
+        assert items[0].image.shape == (28, 28, 1)
+        assert "cannot be read" in items[1].problem
+        assert [item.number for item in open_stream(str(tmp_path), 1, 28, start=2)] == [2]
+
+    def test_npz_and_wrong_channels(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "x.npz", images=np.zeros((3, 6, 6, 3), np.uint8))
+        assert [item.problem for item in open_stream(str(tmp_path / "x.npz"), 1, 6)] == ["has 3 channels, not 1"] * 3
+        with pytest.raises(MergettaError, match="has no images"):
+            (tmp_path / "empty").mkdir()
+            list(open_stream(str(tmp_path / "empty"), 1, 6))
+
+    def test_raw_frames(self) -> None:
+        pixels = np.arange(2 * 12, dtype=np.uint8).tobytes() + b"xyz"
+        items = list(open_stream("-", 1, 6, frame=(3, 4), stdin=io.BytesIO(pixels)))
+        assert [item.image.shape for item in items[:2]] == [(3, 4, 1)] * 2
+        assert items[1].image.ravel()[0] == 12
+        assert "cut off after 3 of 12 bytes" in items[2].problem
+
+    def test_batches(self) -> None:
+        items = [Item(i, "", None) for i in range(5)]
+        assert [len(batch) for batch in batched(iter(items), 2)] == [2, 2, 1]
+
+
+def items_of(count: int) -> list[Item]:
+    rng = np.random.default_rng(0)
+    return [Item(i, f"{i}", rng.integers(0, 256, (6, 6, 1)).astype(np.uint8)) for i in range(count)]
+
+
+class TestAgent:
+    def make(self, folder: Path) -> Agent:
+        return Agent(make_governor(), CLASSES, folder / "out.jsonl", folder / "state.safetensors")
+
+    def test_writes_and_resumes(self, tmp_path: Path) -> None:
+        items = items_of(50)
+        (tmp_path / "whole").mkdir()
+        list(self.make(tmp_path / "whole").run(batched(iter(items), 8)))
+        agent = self.make(tmp_path)
+        for batch in list(batched(iter(items), 8))[:3]:
+            agent.step(batch)
+        agent._file.write(b'{"half a li')  # the power fails in the middle of a write
+        agent._file.close()
+        again = self.make(tmp_path)
+        assert again.position == 24
+        list(again.run(batched(iter(items[24:]), 8)))
+        assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
+        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert [row["index"] for row in rows] == list(range(50))
+        assert {"index", "name", "label", "class", "confidence"} == set(rows[0])
+
+    def test_bad_images_are_reported_and_counted(self, tmp_path: Path) -> None:
+        items = items_of(6)
+        items[2] = Item(2, "2", None, "cannot be read")
+        agent = self.make(tmp_path)
+        (summary,) = agent.run(batched(iter(items), 6))
+        assert (summary.images, summary.bad) == (5, 1)
+        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert rows[2] == {"index": 2, "name": "2", "error": "cannot be read"}
+        all_bad = Agent(make_governor(), CLASSES, tmp_path / "bad.jsonl")
+        (summary,) = all_bad.run(iter([[Item(0, "x", None, "gone")]]))
+        assert summary.bad == 1
+
+    def test_a_state_of_something_else_is_refused(self, tmp_path: Path) -> None:
+        save_state(tmp_path / "s", {"a": 1, "b": np.ones(2)}, "f", "b", 3, 4)
+        state, position, written = load_state(tmp_path / "s", "f", "b")
+        assert (state["a"], position, written) == (1, 3, 4)
+        with pytest.raises(MergettaError, match="another family"):
+            load_state(tmp_path / "s", "g", "b")
+        with pytest.raises(MergettaError, match="another bundle"):
+            load_state(tmp_path / "s", "f", "c")
+        assert load_state(tmp_path / "none", "f", "b") is None
+
+    def test_a_lost_prediction_file_is_noticed(self, tmp_path: Path) -> None:
+        list(self.make(tmp_path).run(batched(iter(items_of(8)), 4)))
+        (tmp_path / "out.jsonl").write_bytes(b"")
+        with pytest.raises(MergettaError, match="shorter than"):
+            self.make(tmp_path)
+
+
+KILLED = """
+import sys, time
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from tests.test_device import TestAgent, items_of, batched
+agent = TestAgent().make(Path({folder!r}))
+for _ in agent.run(batched(iter(items_of(400)[agent.position:]), 8)):
+    time.sleep(0.002)
+"""
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    """kill −9, again and again: what is there in the end is what an undisturbed run writes."""
+    folder, whole = tmp_path / "killed", tmp_path / "whole"
+    folder.mkdir()
+    whole.mkdir()
+    list(TestAgent().make(whole).run(batched(iter(items_of(400)), 8)))
+    chance = random.Random(0)
+    code = KILLED.format(root=str(Path(__file__).parents[1]), folder=str(folder))
+    kills = 0
+    for _ in range(60):
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+        before = (folder / "out.jsonl").stat().st_size if (folder / "out.jsonl").exists() else 0
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            now = (folder / "out.jsonl").stat().st_size if (folder / "out.jsonl").exists() else 0
+            if now != before and kills < 6:
+                time.sleep(chance.uniform(0, 0.05))
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.001)
+        code_returned = process.wait()
+        if code_returned == 0:
+            break
+        assert code_returned == -signal.SIGKILL, process.stderr.read().decode()
+    assert kills >= 3
+    assert (folder / "out.jsonl").read_bytes() == (whole / "out.jsonl").read_bytes()
+
+
+def test_from_export_to_predictions(tmp_path: Path) -> None:
+    """The commands of the documentation, end to end; a second start finds nothing left to do."""
+    pytest.importorskip("onnxscript")
+    pixels, labels = load_fashion()
+    np.savez(tmp_path / "stream.npz", images=pixels[:150])
+    for command in (
+        ["adapt", "stream.npz", "--out", "e.safetensors", "--batch-size", 50],
+        ["build", "e.safetensors", "--out", "b.safetensors"],
+        ["export", "--out", "m.onnx"],
+    ):
+        result = mergetta(*command, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    run = ["run", "--model", "m.onnx", "--bundle", "b.safetensors", "--images", "stream.npz", "--state", "s", "--json"]
+    summary = json.loads(mergetta(*run, cwd=tmp_path).stdout)
+    assert summary["images"] == 150
+    rows = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert np.mean([row["label"] == label for row, label in zip(rows, labels[:150], strict=True)]) > 0.85
+    again = mergetta(*run, cwd=tmp_path)
+    assert again.returncode == 0
+    assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 150
+    mergetta("export", "--family", "fashion-vit", "--out", "v.onnx", cwd=tmp_path)
+    wrong = mergetta("run", "--model", "v.onnx", "--bundle", "b.safetensors", "--images", "stream.npz", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "belongs to the family" in " ".join(wrong.stderr.split())
