@@ -202,6 +202,10 @@ class TestBadInput:
         assert "domain: [/x]" in result.stdout
         assert "format: mergetta.expert" in result.stdout
 
+    def test_export(self, out: Path) -> None:
+        self.check("give some with --calibration", "export", "--int8", "static", "--out", out)
+        self.check("There is no family", "export", "--family", "x", "--out", out)
+
     def test_names(self, out: Path) -> None:
         self.check("no suite 'mnist'", "bench", "mnist")
         self.check("no method 'magic'", "bench", "fashion-bn", "--methods", "magic")

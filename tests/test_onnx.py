@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from mergetta import Family, MergettaError, OnnxRuntime, TorchRuntime, ZOMerge, build_bundle, load_family
+from mergetta.data.fashion import load_fashion
+from mergetta.data.streams import as_input
 from mergetta.models.family import Preprocessing
 from mergetta.runtimes.base import Runtime
 
@@ -130,3 +132,25 @@ class TestBadModels:
             OnnxRuntime(exported["fashion-bn"])(images, source_statistics=2.0)
         with pytest.raises(MergettaError, match="cannot take images of shape"):
             OnnxRuntime(exported["fashion-vit"])(images[:, :, :14, :14])
+
+
+@pytest.mark.parametrize("name", ["fashion-bn", "fashion-vit"])
+def test_int8_stays_accurate_and_adjustable(name: str) -> None:
+    from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
+
+    pixels, labels = load_fashion()
+    images = as_input(pixels[:400])
+    exact = to_onnx(load_family(name))
+    small = quantize_dynamic(exact) if name == "fashion-vit" else quantize_static(exact, [as_input(pixels[3000:3200])])
+    assert len(small.SerializeToString()) < 0.5 * len(exact.SerializeToString())
+    one, other = OnnxRuntime(exact.SerializeToString()), OnnxRuntime(small.SerializeToString())
+    errors = [np.mean(r(images).logits.argmax(axis=1) != labels[:400]) for r in (one, other)]
+    assert abs(errors[0] - errors[1]) < 0.04
+    assert other.structure == one.structure
+    assert all(np.array_equal(other.groups[name], value) for name, value in one.groups.items())
+    groups = moved(one, 0.2)
+    before = other(images[:8]).logits
+    for runtime in (one, other):
+        runtime.load(groups)
+    assert np.abs(other(images[:8]).logits - before).max() > 0.5
+    assert np.mean(one(images).logits.argmax(axis=1) == other(images).logits.argmax(axis=1)) > 0.85

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+
+class Int8(StrEnum):
+    dynamic = "dynamic"
+    static = "static"
 
 
 def command(
@@ -15,16 +21,37 @@ def command(
     size: Annotated[
         int | None, typer.Option(min=1, help="Height and width of the images (default: the family's).")
     ] = None,
+    int8: Annotated[
+        Int8 | None, typer.Option(help="`dynamic`: weights of matrix products (ViT); `static`: convolutions too (CNN).")
+    ] = None,
+    calibration: Annotated[
+        str | None, typer.Option(help="Images for `--int8 static`: FILE.npz, a folder, or `fashion`; 512 are enough.")
+    ] = None,
 ) -> None:
     """Export a model with adjustable norm layers: one file for plain inference and for adaptation.
 
-    Example: `mergetta export --family fashion-bn --out fashion-bn.onnx`
+    Example: `mergetta export --family fashion-vit --int8 dynamic --out fashion-vit-int8.onnx`
     """
+    from mergetta.data.images import load_images
+    from mergetta.data.streams import as_input
+    from mergetta.errors import MergettaError
+    from mergetta.files import write_atomically
     from mergetta.models.family import load_family
-    from mergetta.runtimes.export import export_onnx
+    from mergetta.runtimes.export import to_onnx
+    from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
 
+    if int8 is Int8.static and calibration is None:
+        raise MergettaError("`--int8 static` measures ranges on images: give some with --calibration.")
     console = Console()
+    source = load_family(family)
+    images = (
+        load_images(calibration, len(source.preprocessing.mean), source.preprocessing.size) if calibration else None
+    )
     with console.status(f"exporting {family}"):
-        source = load_family(family)
-        export_onnx(source, out, size)
-    console.print(f"{out}: {source.fingerprint}, {out.stat().st_size:,} bytes")
+        model = to_onnx(source, size)
+        if int8 is Int8.dynamic:
+            model = quantize_dynamic(model)
+        elif int8 is Int8.static and images is not None:
+            model = quantize_static(model, (as_input(images[i : i + 64]) for i in range(0, min(len(images), 512), 64)))
+    write_atomically(out, model.SerializeToString())
+    console.print(f"{out}: {source.fingerprint}, {out.stat().st_size:,} bytes{f', int8 {int8}' if int8 else ''}")

@@ -25,7 +25,7 @@ def command(
     state: Annotated[Path | None, typer.Option(help="Survives a crash: start again with it to go on.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     loss: Annotated[str | None, typer.Option(help="`entropy`, `roid` or `deyo` (default: the experts' own).")] = None,
-    lr: Annotated[float, typer.Option(help="Step size η.")] = 2e-3,
+    lr: Annotated[float, typer.Option(help="Step size η.")] = 5e-3,
     delta: Annotated[float, typer.Option(help="Perturbation δ.")] = 0.1,
     sides: Annotated[int, typer.Option(min=1, max=2, help="1: one loss evaluation less per step, noisier.")] = 2,
     every: Annotated[int, typer.Option(min=1, help="Adapt on every k-th batch only.")] = 1,

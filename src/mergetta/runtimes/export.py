@@ -1,7 +1,8 @@
 """A torch family → one ONNX file that serves plain inference and adaptation alike. Needs the extra `export`.
 
-Inputs: `images` (raw pixels in [0, 1], any batch size), and as optional inputs `source_statistics` (the share α of the
-stored BatchNorm statistics, 0 unless given) and every group by its name (the source value unless given).
+Inputs: `images` (raw pixels in [0, 1], any batch size), and as optional inputs every group by its name (the source
+value unless given) and, if there is BatchNorm, `source_statistics` (the share α of the stored statistics, 0 unless
+given).
 Outputs: `logits`, `features`, `statistics`; `groups` (all groups in one vector, in order), `classifier_weight` and
 `classifier_bias`, from which a runtime reads its constants. ONNX Runtime computes only the outputs asked for.
 """
@@ -60,6 +61,7 @@ def to_onnx(family: Family, size: int | None = None, block_of: BlockOf | None = 
         )
     assert program is not None
     proto = program.model_proto
+    strip(proto)
     make_optional(proto, {"source_statistics": torch.tensor(0.0), **dict(zip(model.names, model.values, strict=True))})
     write_metadata(proto, family, model, size)
     return proto
@@ -145,12 +147,26 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
+def strip(proto: onnx.ModelProto) -> None:
+    """Leave out the exporter's stack traces, and α where no BatchNorm uses it."""
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del proto.graph.value_info[:]
+    used = {name for node in proto.graph.node for name in node.input}
+    for position, entry in reversed(list(enumerate(proto.graph.input))):
+        if entry.name == "source_statistics" and entry.name not in used:
+            del proto.graph.input[position]
+
+
 def make_optional(proto: onnx.ModelProto, defaults: dict[str, Tensor]) -> None:
     """An input that is also an initializer need not be given."""
     from onnx import numpy_helper
 
+    inputs = {entry.name for entry in proto.graph.input}
     for name, value in defaults.items():
-        proto.graph.initializer.append(numpy_helper.from_array(value.numpy(), name))
+        if name in inputs:
+            proto.graph.initializer.append(numpy_helper.from_array(value.numpy(), name))
 
 
 def write_metadata(proto: onnx.ModelProto, family: Family, model: DeviceModel, size: int) -> None:
