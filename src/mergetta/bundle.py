@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,16 @@ class Bundle:
 
     def merge(self, coefficients: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
         """Merged groups for the given coefficients; groups not named keep their initial ones."""
-        chosen = {**self.coefficients, **(coefficients or {})}
-        for name in coefficients or ():
-            if name not in self.base or np.shape(chosen[name]) != np.shape(self.coefficients[name]):
+        merged = dict(self._start)
+        for name, w in (coefficients or {}).items():
+            if name not in merged or np.shape(w) != self.coefficients[name].shape:
                 raise MergettaError(f"These coefficients do not fit the bundle: group {name!r}.")
-        return {
-            name: base + np.asarray(chosen[name], dtype=np.float32) @ self.basis[name]
-            for name, base in self.base.items()
-        }
+            merged[name] = self.base[name] + np.asarray(w, dtype=np.float32) @ self.basis[name]
+        return merged
+
+    @cached_property
+    def _start(self) -> dict[str, Vector]:
+        return {name: base + self.coefficients[name] @ self.basis[name] for name, base in self.base.items()}
 
     def to_bytes(self) -> bytes:
         tensors = {

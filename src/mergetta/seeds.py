@@ -6,13 +6,15 @@ import hashlib
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 MASK = 2**64 - 1
 
 
 @lru_cache(maxsize=4096)
-def word(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+def key_of(seed: int, purpose: str) -> NDArray[np.uint64]:
+    word = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "little")
+    return np.array([seed & MASK, word], dtype=np.uint64)
 
 
 def generator(seed: int, counter: int, purpose: str) -> np.random.Generator:
@@ -21,6 +23,5 @@ def generator(seed: int, counter: int, purpose: str) -> np.random.Generator:
     >>> bool(generator(0, 3, "a").random() == generator(0, 3, "a").random())
     True
     """
-    key = np.array([seed & MASK, word(purpose)], dtype=np.uint64)
     start = np.array([0, 0, 0, counter & MASK], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=start))
+    return np.random.Generator(np.random.Philox(key=key_of(seed, purpose), counter=start))

@@ -132,6 +132,23 @@ def costs(records: Sequence[Record], colour: dict[str, Any]) -> str:
     return draw((8, 3.2), plot)
 
 
+def cost_ratios(rows: Sequence[Record]) -> str:
+    """Time and memory of each variant relative to plain inference of its runtime."""
+    labels = [f"{row['runtime']} {row['variant']}, {row['model']}, {row['batch']}" for row in rows]
+
+    def plot(axes: Axes) -> None:
+        places = np.arange(len(rows))
+        axes.barh(places - 0.2, [row["seconds_ratio"] for row in rows], 0.4, color="#3182bd", label="time")
+        axes.barh(places + 0.2, [row["memory_ratio"] for row in rows], 0.4, color="#fdae6b", label="peak memory")
+        axes.axvline(1, color="#222222", linewidth=0.8)
+        axes.set_yticks(places, labels)
+        axes.invert_yaxis()
+        axes.set_xlabel("× plain inference of the same runtime")
+        axes.legend(frameon=False)
+
+    return draw((9, 0.9 + 0.3 * len(rows)), plot)
+
+
 def ranks(records: Sequence[Record]) -> str:
     chosen = [record["ranks"] for record in records if "ranks" in record]
     names = list(chosen[0])

@@ -31,7 +31,9 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one p
 
 
 def command(
-    suite: Annotated[str, typer.Argument(help="`fashion-bn`, `fashion-vit`, or the path of a suite's YAML file.")],
+    suite: Annotated[
+        str, typer.Argument(help="`fashion-bn`, `fashion-vit`, the path of a suite's YAML file; or `cost`.")
+    ],
     experts: Experts = "roid",
     methods: Methods = None,
     domains: Domains = None,
@@ -46,10 +48,14 @@ def command(
 ) -> None:
     """Compare methods on a suite: every target domain, the target's own expert left out, one pass, online error.
 
-    Experts and results are cached by content: an interrupted run resumes, a second one is instant.
+    Experts and results are cached by content: an interrupted run resumes, a second one is instant. `mergetta bench cost`
+    measures time, forward passes and memory of adapting, settled, int8 and back-propagation, as ratios to inference.
 
     Example: `mergetta bench fashion-bn --methods bn-stats,zo-merge,roid --seeds 3 --html bench.html`
     """
+    if suite == "cost":
+        run_costs(split(methods), quick, json, html, jobs or 1)
+        return
     if quick:
         seeds, samples = 1, min(samples or QUICK_SAMPLES, QUICK_SAMPLES)
     run(suite, experts, methods, domains, seeds, samples, severity, json, html, cache, jobs)
@@ -109,6 +115,41 @@ def run(
     if html:
         write_report(html, f"mergetta · {suite.name}", note, records, settings_of(suite, experts, seed_list))
         console.print(f"page with figures: {html}")
+
+
+def run_costs(models: list[str] | None, quick: bool, json: Path | None, html: Path | None, threads: int) -> None:
+    """`bench cost`: here --methods names models and --jobs is the number of threads."""
+    import json as json_format
+
+    from rich.table import Table
+
+    from mergetta.bench.cost import MODELS, run_cost
+    from mergetta.bench.figures import cost_ratios
+    from mergetta.errors import MergettaError
+    from mergetta.files import write_atomically
+
+    chosen = models or (["fashion-bn"] if quick else ["fashion-bn", "fashion-vit"])
+    for model in chosen:
+        if model not in MODELS:
+            raise MergettaError(f"There is no model {model!r} to measure; choose from {', '.join(MODELS)}.")
+    console = Console()
+    with console.status("measuring") as status:
+        rows = run_cost(chosen, 6 if quick else 15, quick, threads, lambda text: status.update(text))
+    table = Table("runtime", "model", "batch", "variant", "time ×", "time × deployed", "memory ×", "MB", "forwards")
+    for row in rows:
+        ratios = (f"{row[key]:.2f}" for key in ("seconds_ratio", "deployed_ratio", "memory_ratio"))
+        table.add_row(
+            row["runtime"], row["model"], str(row["batch"]), row["variant"], *ratios,
+            f"{row['memory_mb']:.0f}", f"{row['forwards']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    if json:
+        write_atomically(json, json_format.dumps(rows, indent=1).encode())
+        console.print(f"results: {json}")
+    if html:
+        page = f"<!doctype html><meta charset=utf-8><title>mergetta cost</title>{cost_ratios(rows)}"
+        write_atomically(html, page.encode())
+        console.print(f"chart: {html}")
 
 
 def split(names: str | None) -> list[str] | None:

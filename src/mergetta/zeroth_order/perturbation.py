@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from mergetta.groups import Vector
 from mergetta.seeds import generator
@@ -10,7 +11,12 @@ from mergetta.seeds import generator
 
 def draw(seed: int, step: int, sizes: Mapping[str, int]) -> dict[str, Vector]:
     """z ~ N(0, I) for each group. A group's z does not depend on which other groups there are."""
-    return {name: generator(seed, step, f"z/{name}").standard_normal(size) for name, size in sizes.items()}
+    return dict(_draw(seed, step, tuple(sizes.items())))
+
+
+@lru_cache(maxsize=1)  # a step draws the same z twice: to measure and to move
+def _draw(seed: int, step: int, sizes: tuple[tuple[str, int], ...]) -> dict[str, Vector]:
+    return {name: generator(seed, step, f"z/{name}").standard_normal(size) for name, size in sizes}
 
 
 def moved(point: Mapping[str, Vector], direction: Mapping[str, Vector], length: float) -> dict[str, Vector]:

@@ -65,6 +65,7 @@ class ZOMerge(Adapter):
         self.coefficients: dict[str, Vector] = {
             name: self.bundle.coefficients[name].astype(np.float64) for name in self.bundle.moving
         }
+        self._merged: tuple[dict[str, Vector], dict[str, Vector]] | None = None  # for which coefficients
         self.steps = 0
         self.skipped = 0
         self.history: deque[Step] = deque(maxlen=self.keep_history)
@@ -74,7 +75,9 @@ class ZOMerge(Adapter):
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits of a batch; `adapt=False` only predicts, for one forward pass."""
-        self.runtime.load(self.bundle.merge(self.coefficients))
+        if self._merged is None or self._merged[0] is not self.coefficients:
+            self._merged = self.coefficients, self.bundle.merge(self.coefficients)
+        self.runtime.load(self._merged[1])
         self.output = self.runtime(images)
         logits = self.output.logits
         if adapt and self.coefficients:

@@ -1,0 +1,227 @@
+"""What adaptation costs: time, forward passes and memory of every variant, as ratios to plain inference in one run.
+
+Times are interleaved: each round runs every variant once, so that a slow moment of the machine hits all of them. Memory
+is the peak resident size of a fresh process per variant. Two references: the same graph without adaptation, and the
+model as one would deploy it (BatchNorm folded into the convolutions, nothing adjustable).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mergetta.bundle import Bundle
+from mergetta.groups import paper_frozen
+from mergetta.merging import build_bundle
+from mergetta.runtimes.base import Runtime
+
+ONNX = ("deployed", "inference", "adapting", "two-forward", "settled", "int8-inference", "int8-adapting")
+TORCH = ("inference", "adapting", "tent", "deyo", "roid")
+MODELS: dict[str, dict[str, Any]] = {
+    "fashion-bn": {"batches": (64, 200)},
+    "fashion-vit": {"batches": (64, 200)},
+    "vit-b-16": {"batches": (8,)},
+}
+Predict = Callable[[np.ndarray], Any]
+Variant = tuple[Predict, Callable[[], int]]
+"""Predict a batch; how many images have been forwarded so far."""
+
+
+def family_of(model: str) -> Any:
+    """An embedded family, or ViT-B/16 with random weights: cost does not depend on the values."""
+    from mergetta.models.family import Family, Preprocessing, load_family
+    from mergetta.models.small_vit import SmallViT
+
+    if model != "vit-b-16":
+        return load_family(model)
+    shape = {
+        "channels": 3,
+        "classes": 1000,
+        "size": 224,
+        "patch": 16,
+        "width": 768,
+        "depth": 12,
+        "heads": 12,
+        "ratio": 4,
+    }
+    classes = tuple(map(str, range(1000)))
+    network = SmallViT(**shape).eval()
+    return Family(model, network, Preprocessing((0.5,) * 3, (0.5,) * 3, 224), classes, "small-vit", shape)
+
+
+def export_all(model: str, folder: Path, batch: int) -> None:
+    """The files that the measured processes need: adjustable, int8, and as one would deploy it."""
+    import torch
+
+    from mergetta.runtimes.export import quiet, to_onnx
+    from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
+
+    family = family_of(model)
+    size, channels = family.preprocessing.size, len(family.preprocessing.mean)
+    images = np.random.default_rng(0).random((batch, channels, size, size)).astype(np.float32)
+    np.save(folder / "images.npy", images)
+    exact = to_onnx(family)
+    (folder / "model.onnx").write_bytes(exact.SerializeToString())
+    batch_norm = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in family.model.modules())
+    small = quantize_static(exact, [images]) if batch_norm else quantize_dynamic(exact)
+    (folder / "int8.onnx").write_bytes(small.SerializeToString())
+    with quiet():
+        plain = torch.onnx.export(
+            family.model.requires_grad_(False),
+            (torch.from_numpy(images[:2]),),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            input_names=["images"],
+        )
+    assert plain is not None
+    (folder / "deployed.onnx").write_bytes(plain.model_proto.SerializeToString())
+
+
+def some_bundle(runtime: Runtime) -> Bundle:
+    rng = np.random.default_rng(0)
+    experts = [{n: v + 0.01 * rng.normal(size=v.shape) for n, v in runtime.groups.items()} for _ in range(14)]
+    return build_bundle(runtime.groups, experts, frozen=paper_frozen(runtime.structure))
+
+
+def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
+    """Imports no torch."""
+    from mergetta.adapters.forward_only.zo_merge import ZOMerge
+    from mergetta.device.governor import SETTLED, Governor
+    from mergetta.runtimes.onnx_runtime import OnnxRuntime, open_session
+
+    if variant == "deployed":
+        data = (folder / "deployed.onnx").read_bytes()
+        session = open_session(data, "deployed.onnx", threads, ["CPUExecutionProvider"])
+        count = [0]
+
+        def run(images: np.ndarray) -> Any:
+            count[0] += len(images)
+            return session.run(None, {"images": images})
+
+        return run, lambda: count[0]
+    runtime = OnnxRuntime(folder / ("int8.onnx" if variant.startswith("int8") else "model.onnx"), threads=threads)
+    kind = variant.removeprefix("int8-")
+    if kind == "inference":
+        return runtime, lambda: runtime.forwarded
+    sides = 1 if kind == "two-forward" else 2
+    adapter = ZOMerge(runtime, some_bundle(runtime), loss="entropy", sides=sides, keep_history=10)
+    if kind == "settled":
+        governor = Governor(adapter, sensitivity=1e9)
+        governor.state = SETTLED
+        return governor.predict, lambda: runtime.forwarded
+    return adapter.predict, lambda: runtime.forwarded
+
+
+def torch_variant(variant: str, model: str, threads: int) -> Variant:
+    import torch
+
+    from mergetta.adapters import create_adapter
+    from mergetta.adapters.forward_only.zo_merge import ZOMerge
+    from mergetta.runtimes.torch_runtime import TorchRuntime
+
+    torch.set_num_threads(threads)
+    runtime = TorchRuntime(family_of(model))
+    if variant == "inference":
+        return runtime, lambda: runtime.forwarded
+    if variant == "adapting":
+        adapter: Any = ZOMerge(runtime, some_bundle(runtime), loss="entropy", keep_history=10)
+    else:
+        adapter = create_adapter(variant, runtime)
+    return adapter.predict, lambda: runtime.forwarded
+
+
+def create(runtime: str, variant: str, model: str, folder: Path, threads: int) -> Variant:
+    if runtime == "onnx":
+        return onnx_variant(variant, folder, threads)
+    return torch_variant(variant, model, threads)
+
+
+def peak_memory(runtime: str, variant: str, model: str, folder: Path, threads: int) -> float:
+    """Peak resident megabytes of a fresh process that runs this variant for three batches."""
+    command = [sys.executable, "-m", "mergetta.bench.cost", runtime, variant, model, str(folder), str(threads)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"measuring {runtime} {variant} of {model} failed: {result.stderr}")
+    return float(result.stdout.split()[-1])
+
+
+def measure_model(
+    model: str, batch: int, rounds: int, threads: int, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """One row per runtime and variant."""
+    variants = [("onnx", variant) for variant in ONNX] + [("torch", variant) for variant in TORCH]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        progress(f"{model}, batch {batch}: export")
+        export_all(model, folder, batch)
+        images = np.load(folder / "images.npy")
+        runs = {key: create(*key, model, folder, threads) for key in variants}
+        times: dict[tuple[str, str], list[float]] = {key: [] for key in variants}
+        forwards: dict[tuple[str, str], float] = {}
+        for number in range(rounds + 1):  # the first warms up
+            progress(f"{model}, batch {batch}: round {number} of {rounds}")
+            for key, (predict, counted) in runs.items():
+                before, start = counted(), time.perf_counter()
+                predict(images)
+                seconds = time.perf_counter() - start
+                if number:
+                    times[key].append(seconds)
+                    forwards[key] = (counted() - before) / len(images)
+        runs.clear()
+        peaks = {}
+        for key in variants:
+            progress(f"{model}, batch {batch}: memory of {' '.join(key)}")
+            peaks[key] = peak_memory(*key, model, folder, threads)
+
+    def row(key: tuple[str, str]) -> dict[str, Any]:
+        runtime, variant = key
+        mine, same, deployed = (np.array(times[k]) for k in (key, (runtime, "inference"), ("onnx", "deployed")))
+        return {
+            "runtime": runtime,
+            "model": model,
+            "batch": batch,
+            "variant": variant,
+            "seconds_ratio": float(np.median(mine / same)),
+            "deployed_ratio": float(np.median(mine / deployed)),
+            "memory_ratio": peaks[key] / peaks[runtime, "inference"],
+            "memory_mb": peaks[key],
+            "forwards": forwards[key],
+        }
+
+    return [row(key) for key in variants]
+
+
+def run_cost(
+    models: Sequence[str], rounds: int, quick: bool, threads: int, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    return [
+        row
+        for model in models
+        for batch in MODELS[model]["batches"][: 1 if quick else None]
+        for row in measure_model(model, batch, rounds, threads, progress)
+    ]
+
+
+def main() -> None:
+    """In a fresh process: run one variant and print its peak resident memory in megabytes."""
+    runtime, variant, model, folder, threads = sys.argv[1:]
+    images = np.load(Path(folder) / "images.npy")
+    predict, _ = create(runtime, variant, model, Path(folder), int(threads))
+    for _ in range(3):
+        predict(images)
+    if runtime == "onnx" and {"torch", "scipy", "pandas", "fastapi"} & set(sys.modules):
+        raise RuntimeError("the device process imported what a device does not have")
+    # not ru_maxrss, which a child inherits from the process that started it
+    status = Path("/proc/self/status").read_text()
+    print(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024)
+
+
+if __name__ == "__main__":
+    main()
