@@ -48,8 +48,8 @@ def command(
 ) -> None:
     """Compare methods on a suite: every target domain, the target's own expert left out, one pass, online error.
 
-    Experts and results are cached by content: an interrupted run resumes, a second one is instant. `mergetta bench cost`
-    measures time, forward passes and memory of adapting, settled, int8 and back-propagation, as ratios to inference.
+    Experts and results are cached by content: an interrupted run resumes, a second one is instant.
+    `mergetta bench cost` measures time, forward passes and memory of every variant, as ratios to plain inference.
 
     Example: `mergetta bench fashion-bn --methods bn-stats,zo-merge,roid --seeds 3 --html bench.html`
     """
@@ -80,9 +80,7 @@ def run(
     from mergetta.bench.suite import load_suite
     from mergetta.bench.tables import SPREAD, error_table, rich_table, settings_of, write_json
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    console = wide_console()
     suite = load_suite(suite_name).restricted(split(methods), split(domains), samples, severity)
     targets = split(domains) or list(suite.domains)
     seed_list = list(range(seeds))
@@ -132,7 +130,7 @@ def run_costs(models: list[str] | None, quick: bool, json: Path | None, html: Pa
     for model in chosen:
         if model not in MODELS:
             raise MergettaError(f"There is no model {model!r} to measure; choose from {', '.join(MODELS)}.")
-    console = Console()
+    console = wide_console()
     with console.status("measuring") as status:
         rows = run_cost(chosen, 6 if quick else 15, quick, threads, lambda text: status.update(text))
     table = Table("runtime", "model", "batch", "variant", "time ×", "time × deployed", "memory ×", "MB", "forwards")
@@ -150,6 +148,12 @@ def run_costs(models: list[str] | None, quick: bool, json: Path | None, html: Pa
         page = f"<!doctype html><meta charset=utf-8><title>mergetta cost</title>{cost_ratios(rows)}"
         write_atomically(html, page.encode())
         console.print(f"chart: {html}")
+
+
+def wide_console() -> Console:
+    """Tables are wide: where there is no terminal to fit, they get the room."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 def split(names: str | None) -> list[str] | None:
