@@ -97,8 +97,7 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     from mergetta.runtimes.onnx_runtime import OnnxRuntime, open_session
 
     if variant == "deployed":
-        data = (folder / "deployed.onnx").read_bytes()
-        session = open_session(data, "deployed.onnx", threads, ["CPUExecutionProvider"])
+        session = open_session(folder / "deployed.onnx", "deployed.onnx", threads, ["CPUExecutionProvider"])
         count = [0]
 
         def run(images: np.ndarray) -> Any:

@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
-from mergetta.files import expect, read_bytes
+from mergetta.files import expect
 from mergetta.groups import Group, GroupValues, Vector, check_groups
 from mergetta.runtimes.base import Classifier, Output, check_images
 from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, VERSION
@@ -35,9 +35,7 @@ class OnnxRuntime:
     ) -> None:
         """`threads` per operator (default: ONNX Runtime's choice); with `batch_size`, larger batches are refused."""
         source = "the model" if isinstance(model, bytes) else str(model)
-        self._session = open_session(
-            model if isinstance(model, bytes) else read_bytes(model), source, threads, providers
-        )
+        self._session = open_session(model, source, threads, providers)
         header = read_metadata(self._session, source)
         self.metadata = header
         self.family: str = expect(header, "family", str, source)
@@ -110,7 +108,8 @@ class OnnxRuntime:
             ) from error
 
 
-def open_session(data: bytes, source: str, threads: int | None, providers: Sequence[str]) -> Any:
+def open_session(model: str | Path | bytes, source: str, threads: int | None, providers: Sequence[str]) -> Any:
+    """From a file rather than its bytes where possible: the weights then exist once in memory."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     if threads:
@@ -119,8 +118,12 @@ def open_session(data: bytes, source: str, threads: int | None, providers: Seque
     unknown = set(providers) - set(available)
     if unknown:
         raise MergettaError(f"ONNX Runtime has no provider {min(unknown)!r} here, only {', '.join(available)}.")
+    if not isinstance(model, bytes) and not Path(model).is_file():
+        raise MergettaError(f"Cannot read {model}: No such file.")
     try:
-        return ort.InferenceSession(data, options, providers=list(providers))
+        return ort.InferenceSession(
+            model if isinstance(model, bytes) else str(model), options, providers=list(providers)
+        )
     except Exception as error:
         raise MergettaError(f"{source} is damaged, or not an ONNX model: {' '.join(str(error).split())}") from error
 
