@@ -124,7 +124,7 @@ def test_demo_in_small(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "d.json").read_text())["suite"] == "fashion-bn"
 
 
-@pytest.mark.parametrize("verb", ["demo", "bench", "adapt", "build", "export", "run", "inspect"])
+@pytest.mark.parametrize("verb", ["demo", "bench", "adapt", "build", "export", "calibrate", "run", "inspect"])
 def test_help_has_an_example(verb: str) -> None:
     result = mergetta(verb, "--help")
     assert result.returncode == 0

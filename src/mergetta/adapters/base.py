@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +11,15 @@ from mergetta.errors import MergettaError
 from mergetta.runtimes.base import Runtime
 
 
-class Adapter:
+class Adapter(ABC):
     """Predict, adapt, remember. `state_dict` holds NumPy arrays and plain numbers, so any format can keep it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
+    @abstractmethod
     def predict(self, images: Array) -> Array:
         """Logits of a batch; adapts before, while or after it predicts, as the method has it."""
-        raise NotImplementedError
 
     def reset(self) -> None:
         """Back to the state of a new adapter."""

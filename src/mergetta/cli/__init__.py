@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from mergetta.cli import adapt, bench, build, demo, export, inspect, run
+from mergetta.cli import adapt, bench, build, calibrate, demo, export, inspect, run
 from mergetta.errors import MergettaError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, bench, adapt, build, export, run, inspect):
+for verb in (demo, bench, adapt, build, export, calibrate, run, inspect):
     app.command(verb.__name__.rpartition(".")[2])(verb.command)
 
 

@@ -21,12 +21,16 @@ def command(
     model: Annotated[Path, typer.Option(help="The ONNX file that `mergetta export` wrote.")],
     bundle: Annotated[Path, typer.Option(help="The bundle that `mergetta build` wrote.")],
     images: Annotated[str, typer.Option(help="FILE.npz, a folder of images, or `-` for raw frames on standard input.")],
-    out: Annotated[Path, typer.Option(help="Predictions, one JSON object per line.")] = Path("predictions.jsonl"),
+    out: Annotated[Path, typer.Option(help="Predictions: one JSON object per line, or CSV if it ends in .csv.")] = Path(
+        "predictions.jsonl"
+    ),
     state: Annotated[Path | None, typer.Option(help="Survives a crash: start again with it to go on.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     loss: Annotated[str | None, typer.Option(help="`entropy`, `roid` or `deyo` (default: the experts' own).")] = None,
     lr: Annotated[float, typer.Option(help="Step size η.")] = 5e-3,
-    delta: Annotated[float, typer.Option(help="Perturbation δ.")] = 0.1,
+    delta: Annotated[
+        float | None, typer.Option(help="Perturbation δ (default: what `mergetta calibrate` found, else 0.1).")
+    ] = None,
     sides: Annotated[int, typer.Option(min=1, max=2, help="1: one loss evaluation less per step, noisier.")] = 2,
     every: Annotated[int, typer.Option(min=1, help="Adapt on every k-th batch only.")] = 1,
     max_steps: Annotated[int, typer.Option(min=1, help="Most steps before settling in a domain.")] = 12,
@@ -49,6 +53,8 @@ def command(
 
     runtime = OnnxRuntime(model, threads=threads)
     merged = Bundle.load(bundle, runtime.family)
+    if delta is None:
+        delta = float(runtime.metadata.get("delta", 0.1))
     chosen = loss or merged.settings.get("loss") or "roid"
     adapter = ZOMerge(runtime, merged, str(chosen), lr=lr, delta=delta, sides=sides, seed=seed, keep_history=1000)
     governor = Governor(adapter, max_steps=max_steps, every=every, budget=budget)

@@ -56,23 +56,32 @@ def load_npz(path: Path) -> NDArray[np.uint8]:
 
 
 def load_folder(folder: Path, channels: int, size: int | None = None) -> NDArray[np.uint8]:
-    from PIL import Image
+    loaded = [read_image(file, channels, size) for file in image_files(folder)]
+    if len({image.shape for image in loaded}) > 1:
+        raise MergettaError(f"The images in {folder} have different sizes, and the family does not say which to use.")
+    return np.stack(loaded)
 
+
+def image_files(folder: Path) -> list[Path]:
+    """The images below a folder, in the order of their names."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise MergettaError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))}).")
-    mode = "L" if channels == 1 else "RGB"
-    loaded = []
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                converted = image.convert(mode)
-            if size:
-                converted = converted.resize((size, size), Image.Resampling.BILINEAR)
-            loaded.append(np.asarray(converted))
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise MergettaError(f"Cannot read the image {file}: {error}.") from error
-    if len({image.shape for image in loaded}) > 1:
-        raise MergettaError(f"The images in {folder} have different sizes, and the family does not say which to use.")
-    images = np.stack(loaded)
-    return images[..., None] if images.ndim == 3 else images
+    return files
+
+
+def read_image(file: Path, channels: int, size: int | None = None) -> NDArray[np.uint8]:
+    """(H, W, C), resized to `size` if given."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise MergettaError("Reading image files needs Pillow: pip install pillow.") from error
+    try:
+        with Image.open(file) as image:
+            converted = image.convert("L" if channels == 1 else "RGB")
+        if size:
+            converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise MergettaError(f"Cannot read the image {file}: {error}.") from error
+    pixels = np.asarray(converted)
+    return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +20,8 @@ from mergetta.device.state import load_state, save_state
 from mergetta.device.stream import Item
 from mergetta.errors import MergettaError
 from mergetta.losses.probabilities import softmax
+
+COLUMNS = ("index", "name", "label", "class", "confidence", "error")
 
 
 @dataclass
@@ -75,7 +79,9 @@ class Agent:
     def step(self, batch: list[Item]) -> Summary:
         """One batch: predict, write, save."""
         good = [item for item in batch if item.image is not None]
-        rows = {item.number: {"index": item.number, "name": item.name, "error": item.problem} for item in batch}
+        rows: dict[int, dict[str, Any]] = {
+            item.number: {"index": item.number, "name": item.name, "error": item.problem} for item in batch
+        }
         if good:
             images = as_input(np.stack([item.image for item in good if item.image is not None]))
             probabilities = softmax(np.asarray(self.governor.predict(images)))
@@ -96,8 +102,16 @@ class Agent:
             save_state(self.state, state, self.family, self.bundle, self.position, self._file.tell())
         return self._summarise()
 
-    def _write(self, rows: Any) -> None:
-        self._file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+    def _write(self, rows: Iterable[dict[str, Any]]) -> None:
+        text = io.StringIO()
+        if self.out.suffix == ".csv":
+            writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+            if not self._file.tell():
+                writer.writeheader()
+            writer.writerows(rows)
+        else:
+            text.writelines(json.dumps(row) + "\n" for row in rows)
+        self._file.write(text.getvalue().encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.data.images import SUFFIXES, load_npz
+from mergetta.data.images import image_files, load_npz, read_image
 from mergetta.errors import MergettaError
 
 
@@ -47,21 +47,12 @@ def array(images: NDArray[np.uint8], channels: int, start: int) -> Iterator[Item
 
 
 def folder(path: Path, channels: int, size: int, start: int) -> Iterator[Item]:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MergettaError("Reading image files needs Pillow: pip install pillow.") from error
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-    if not files:
-        raise MergettaError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}).")
-    for index, file in enumerate(files[start:], start):
+    for number, file in enumerate(image_files(path)[start:], start):
         name = file.relative_to(path).as_posix()
         try:
-            with Image.open(file) as image:
-                pixels = image.convert("L" if channels == 1 else "RGB").resize((size, size), Image.Resampling.BILINEAR)
-            yield Item(index, name, np.asarray(pixels).reshape(size, size, channels))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            yield Item(index, name, None, f"cannot be read: {error}")
+            yield Item(number, name, read_image(file, channels, size))
+        except MergettaError as error:
+            yield Item(number, name, None, str(error))
 
 
 def frames(stdin: BinaryIO, channels: int, frame: tuple[int, int], start: int) -> Iterator[Item]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -24,12 +25,12 @@ class Evaluation(NamedTuple):
     kept: int
 
 
-class Loss:
+class Loss(ABC):
     """A label-free objective. Stateless unless it overrides the methods below `evaluate`."""
 
+    @abstractmethod
     def evaluate(self, forward: Forward, images: Array, rng: np.random.Generator) -> Evaluation:
         """The loss of the weights behind `forward` on this batch. Does not change the state."""
-        raise NotImplementedError
 
     def observe(self, logits: Array) -> None:
         """Take note of a batch, once, after it has been evaluated (possibly several times)."""

@@ -85,22 +85,23 @@ class ZOMerge(Adapter):
             self.loss.observe(logits)
         return logits
 
-    def _step(self, images: Array, logits: Array) -> None:
-        def evaluate(forward: Forward) -> float:
-            views = generator(self.seed, self.steps, "views")  # the same second view on both sides
-            return float(self.loss.evaluate(forward, images, views).value)
+    def loss_at(self, coefficients: Mapping[str, Vector], images: Array) -> float:
+        """The loss of other coefficients on a batch."""
+        self.runtime.load(self.bundle.merge(coefficients))
+        return self._evaluate(self._forward, images)
 
-        def loss_at(coefficients: Mapping[str, Vector]) -> float:
-            self.runtime.load(self.bundle.merge(coefficients))
-            return evaluate(self._forward)
+    def _evaluate(self, forward: Forward, images: Array) -> float:
+        views = generator(self.seed, self.steps, "views")  # the same second view on both sides of a step
+        return float(self.loss.evaluate(forward, images, views).value)
 
-        batch = images
-
+    def _step(self, batch: Array, logits: Array) -> None:
         def known(images: Array, gradient: bool = True) -> Array:
             return logits if images is batch else self._forward(images)
 
-        here = evaluate(known) if self.sides == 1 else None
-        step = probe(loss_at, self.coefficients, self.seed, self.steps, self.delta, self.clamp, here)
+        here = self._evaluate(known, batch) if self.sides == 1 else None
+        step = probe(
+            lambda w: self.loss_at(w, batch), self.coefficients, self.seed, self.steps, self.delta, self.clamp, here
+        )
         self.coefficients = apply(self.coefficients, step, self.lr)
         self.history.append(step)
         self.skipped += step.skipped
