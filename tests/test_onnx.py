@@ -12,7 +12,7 @@ import torch
 from mergetta import Family, MergettaError, OnnxRuntime, TorchRuntime, ZOMerge, build_bundle, load_family
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
-from mergetta.models.family import Preprocessing
+from mergetta.models.family import ARCHITECTURES, Preprocessing
 from mergetta.runtimes.base import Runtime
 
 from .contracts import RuntimeContract
@@ -96,6 +96,17 @@ def test_public_architectures(name: str, size: int) -> None:
     for share in (0.0, 1.0):
         np.testing.assert_allclose(runtime(pixels, share).logits, device(pixels, share).logits, atol=1e-4, rtol=1e-4)
     assert device.structure == runtime.structure
+
+
+def test_our_resnet50_is_the_public_one() -> None:
+    """Same keys, same numbers as timm's on random weights."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    public, ours = timm.create_model("resnet50", pretrained=False).eval(), ARCHITECTURES["resnet-50"]().eval()
+    ours.load_state_dict(public.state_dict())
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), public(x), atol=1e-4, rtol=1e-4)
 
 
 class TestBadModels:

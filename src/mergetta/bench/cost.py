@@ -27,7 +27,13 @@ TORCH = ("inference", "adapting", "tent", "deyo", "roid")
 MODELS: dict[str, dict[str, Any]] = {
     "fashion-bn": {"batches": (64, 200)},
     "fashion-vit": {"batches": (64, 200)},
-    "vit-b-16": {"batches": (8,)},
+    "resnet-50": {"batches": (8,), "architecture": "resnet-50", "options": {}},
+    "vit-b-16": {
+        "batches": (8,),
+        "architecture": "small-vit",
+        "options": {"channels": 3, "classes": 1000, "size": 224, "patch": 16, "width": 768, "depth": 12, "heads": 12}
+        | {"ratio": 4},
+    },
 }
 Predict = Callable[[np.ndarray], Any]
 Variant = tuple[Predict, Callable[[], int]]
@@ -35,25 +41,16 @@ Variant = tuple[Predict, Callable[[], int]]
 
 
 def family_of(model: str) -> Any:
-    """An embedded family, or ViT-B/16 with random weights: cost does not depend on the values."""
-    from mergetta.models.family import Family, Preprocessing, load_family
-    from mergetta.models.small_vit import SmallViT
+    """An embedded family, or a large shape with random weights: cost does not depend on the values."""
+    from mergetta.models.family import ARCHITECTURES, Family, Preprocessing, load_family
 
-    if model != "vit-b-16":
+    shape = MODELS[model]
+    if "architecture" not in shape:
         return load_family(model)
-    shape = {
-        "channels": 3,
-        "classes": 1000,
-        "size": 224,
-        "patch": 16,
-        "width": 768,
-        "depth": 12,
-        "heads": 12,
-        "ratio": 4,
-    }
+    network = ARCHITECTURES[shape["architecture"]](**shape["options"]).eval()
     classes = tuple(map(str, range(1000)))
-    network = SmallViT(**shape).eval()
-    return Family(model, network, Preprocessing((0.5,) * 3, (0.5,) * 3, 224), classes, "small-vit", shape)
+    preprocessing = Preprocessing((0.5,) * 3, (0.5,) * 3, 224)
+    return Family(model, network, preprocessing, classes, shape["architecture"], shape["options"])
 
 
 def export_all(model: str, folder: Path, batch: int) -> None:

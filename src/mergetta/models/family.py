@@ -18,11 +18,16 @@ from mergetta.expert import check_statistics
 from mergetta.files import decode, encode, expect, expect_names, read_bytes, write_atomically
 from mergetta.groups import fingerprint
 from mergetta.models.discovery import find_classifier
+from mergetta.models.resnet50 import ResNet50
 from mergetta.models.small_resnet import SmallResNet
 from mergetta.models.small_vit import SmallViT
 
 FORMAT, VERSION = "mergetta.checkpoint", 1
-ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {"small-resnet": SmallResNet, "small-vit": SmallViT}
+ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
+    "resnet-50": ResNet50,
+    "small-resnet": SmallResNet,
+    "small-vit": SmallViT,
+}
 EMBEDDED = Path(__file__).parent / "embedded"
 
 
