@@ -42,8 +42,8 @@ def governor() -> None:
     for seed in range(3):
         experts = experts_of(suite, seed)
         bundle = bundle_of(suite, runtime, [e for domain, e in experts.items() if domain not in SIX])
-        for sides in (2, 1):
-            for mode in ("merge", "always", "governor"):
+        for sides, modes in ((2, ("merge", "always", "governor")), (1, ("governor",))):
+            for mode in modes:
                 adapter = ZOMerge(runtime, bundle, "roid", lr=5e-3, delta=0.1, sides=sides, seed=seed)
                 device = Governor(adapter)
                 runtime.forwarded = wrong = images = 0

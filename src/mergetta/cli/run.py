@@ -33,7 +33,7 @@ def command(
     ] = None,
     sides: Annotated[int, typer.Option(min=1, max=2, help="1: one loss evaluation less per step, noisier.")] = 2,
     every: Annotated[int, typer.Option(min=1, help="Adapt on every k-th batch only.")] = 1,
-    max_steps: Annotated[int, typer.Option(min=1, help="Most steps before settling in a domain.")] = 12,
+    max_steps: Annotated[int, typer.Option(min=1, help="Most steps before settling in a domain.")] = 10,
     budget: Annotated[float | None, typer.Option(help="Most forward passes per image, on average.")] = None,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,

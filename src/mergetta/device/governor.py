@@ -38,7 +38,7 @@ class Governor:
         self,
         adapter: ZOMerge,
         window: int = 4,
-        max_steps: int = 12,
+        max_steps: int = 10,
         sensitivity: float = 4.0,
         every: int = 1,
         budget: float | None = None,
