@@ -1,7 +1,7 @@
 """The measurements behind docs/device.md, on the ONNX runtime.
 
-python scripts/device_results.py governor            # a stream that changes domain six times; about 5 minutes
-python scripts/device_results.py int8                # int8 ViT, adapted or not, on 15 corruptions; about 10 minutes
+python scripts/device_results.py governor [SUITE [BATCH]]   # a stream that changes domain six times; about 5 minutes
+python scripts/device_results.py int8                       # int8 ViT, adapted or not, 15 corruptions; about 10 minutes
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def bundle_of(suite: Suite, runtime: OnnxRuntime, experts: list[Expert]) -> Bund
     return build_bundle(runtime.groups, experts, frozen=frozen, **settings.model_dump(exclude={"frozen_blocks"}))
 
 
-def governor() -> None:
-    suite = load_suite("fashion-bn").restricted(samples=2000)
-    runtime = OnnxRuntime(to_onnx(load_family("fashion-bn")).SerializeToString(), threads=1)
+def governor(name: str = "fashion-bn", batch_size: str = "64") -> None:
+    suite = load_suite(name).restricted(samples=2000)
+    runtime = OnnxRuntime(to_onnx(load_family(name)).SerializeToString(), threads=1)
     for seed in range(3):
         experts = experts_of(suite, seed)
         bundle = bundle_of(suite, runtime, [e for domain, e in experts.items() if domain not in SIX])
@@ -49,7 +49,7 @@ def governor() -> None:
                 runtime.forwarded = wrong = images = 0
                 woken: list[str] = []
                 for domain in SIX:
-                    stream = list(domain_of(domain, 5, 4000).stream(seed, 64))[:60]
+                    stream = list(domain_of(domain, 5, 4000).stream(seed, int(batch_size)))[:60]
                     for number, (batch, labels) in enumerate(stream):
                         before = device.shifts
                         if mode == "governor":
@@ -89,4 +89,4 @@ def int8() -> None:
 
 
 if __name__ == "__main__":
-    {"governor": governor, "int8": int8}[sys.argv[1]]()
+    {"governor": governor, "int8": int8}[sys.argv[1]](*sys.argv[2:])

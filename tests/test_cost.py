@@ -10,7 +10,9 @@ pytest.importorskip("onnxscript")
 
 
 def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "peak_memory", lambda runtime, variant, *_: 100.0 if variant == "inference" else 150.0)
+    monkeypatch.setattr(
+        cost, "peak_memory", lambda runtime, variant, *_: cost.Memory(100.0 if variant == "inference" else 150.0, 50.0)
+    )
     rows = {
         (row["runtime"], row["variant"]): row for row in cost.measure_model("fashion-bn", 8, 1, 1, lambda text: None)
     }
@@ -28,5 +30,13 @@ def test_memory_is_of_a_fresh_process_without_torch(tmp_path) -> None:  # type: 
     cost.export_all("fashion-bn", tmp_path, 8)
     plain = cost.peak_memory("onnx", "inference", "fashion-bn", tmp_path, 1)
     adapting = cost.peak_memory("onnx", "adapting", "fashion-bn", tmp_path, 1)
-    assert 30 < plain < 200  # this very test process holds torch and is larger
-    assert adapting < 1.10 * plain
+    assert 30 < plain.peak < 200  # this very test process holds torch and is larger
+    assert adapting.peak < 1.10 * plain.peak
+    assert 0 <= plain.heap < plain.peak
+
+
+def test_the_page_shows_every_row() -> None:
+    row = {"runtime": "onnx", "model": "fashion-bn", "batch": 64, "forwards": 3.0, "memory_mb": 80, "heap_mb": 40}
+    ratios = {"seconds_ratio": 3.04, "deployed_ratio": 4.2, "memory_ratio": 1.03}
+    text = cost.cost_page([{**row, **ratios, "variant": variant} for variant in ("inference", "adapting")])
+    assert text.count("<td>adapting</td>") == 1 and "<svg" in text and "3.04" in text

@@ -75,16 +75,14 @@ class Bundle:
 
     def merge(self, coefficients: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
         """Merged groups for the given coefficients; groups not named keep their initial ones."""
-        merged = dict(self._start)
         for name, w in (coefficients or {}).items():
-            if name not in merged or np.shape(w) != self.coefficients[name].shape:
+            if name not in self.base or np.shape(w) != self.coefficients[name].shape:
                 raise MergettaError(f"These coefficients do not fit the bundle: group {name!r}.")
-            merged[name] = self.base[name] + np.asarray(w, dtype=np.float32) @ self.basis[name]
-        return merged
+        return self._packed.merge({**self.coefficients, **(coefficients or {})})
 
     @cached_property
-    def _start(self) -> dict[str, Vector]:
-        return {name: base + self.coefficients[name] @ self.basis[name] for name, base in self.base.items()}
+    def _packed(self) -> Packed:
+        return Packed(self)
 
     def to_bytes(self) -> bytes:
         tensors = {
@@ -128,3 +126,30 @@ class Bundle:
         if family is not None and bundle.family != family:
             raise MergettaError(f"{path} belongs to the family {bundle.family!r}, but this is {family!r}.")
         return bundle
+
+
+class Packed:
+    """All groups of a bundle side by side, so that a merge is a few array operations instead of a few per group.
+
+    A device merges three times per batch. Column d of `basis` belongs to one entry of one group; groups of lower rank
+    are filled up with zeros.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        sizes = [base.size for base in bundle.base.values()]
+        ranks = [len(basis) for basis in bundle.basis.values()]
+        ends = np.cumsum(sizes)
+        self.slices = [(n, slice(end - size, end)) for n, size, end in zip(bundle.base, sizes, ends, strict=True)]
+        self.sizes = sizes
+        self.base = np.concatenate(list(bundle.base.values()))
+        self.basis = np.zeros((max(ranks), self.base.size), np.float32)
+        for (name, where), rank in zip(self.slices, ranks, strict=True):
+            self.basis[:rank, where] = bundle.basis[name]
+        self.filled = np.arange(max(ranks)) < np.array(ranks)[:, None]  # (groups, rank): where coefficients go
+
+    def merge(self, coefficients: Mapping[str, Vector]) -> dict[str, Vector]:
+        """`coefficients` names every group."""
+        w = np.zeros(self.filled.shape, np.float32)
+        w[self.filled] = np.concatenate([coefficients[name] for name, _ in self.slices])
+        merged = self.base + np.einsum("rd,rd->d", np.repeat(w.T, self.sizes, axis=1), self.basis)
+        return {name: merged[where] for name, where in self.slices}

@@ -70,11 +70,9 @@ def fingerprint(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -
 def check_groups(values: GroupValues, reference: GroupValues, what: str) -> None:
     """Raise unless `values` has exactly the groups of `reference`, with its sizes: vectors, all finite."""
     if values.keys() == reference.keys():  # the usual case, checked at once: devices load groups in every step
-        vectors = [np.asarray(vector) for vector in values.values()]
-        fits = all(
-            v.ndim == 1 and v.size and v.shape == np.shape(reference[n]) for n, v in zip(values, vectors, strict=True)
-        )
-        if fits and np.isfinite(np.concatenate(vectors)).all():
+        shapes = [np.shape(vector) for vector in values.values()]
+        fits = shapes == [np.shape(reference[name]) for name in values] and {len(shape) for shape in shapes} == {1}
+        if fits and (0,) not in shapes and np.isfinite(np.concatenate(list(values.values()))).all():
             return
     missing = [name for name in reference if name not in values]
     if missing:

@@ -1,19 +1,22 @@
 """What adaptation costs: time, forward passes and memory of every variant, as ratios to plain inference in one run.
 
 Times are interleaved: each round runs every variant once, so that a slow moment of the machine hits all of them. Memory
-is the peak resident size of a fresh process per variant. Two references: the same graph without adaptation, and the
-model as one would deploy it (BatchNorm folded into the convolutions, nothing adjustable).
+is the peak resident size of a fresh process per variant, and beside it what the C allocator holds at the end (ONNX
+Runtime's arena lives there and is not given back between batches). Two references: the same graph without adaptation,
+and the model as one would deploy it (BatchNorm folded into the convolutions, nothing adjustable).
 """
 
 from __future__ import annotations
 
+import ctypes
+import html
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,9 +30,10 @@ TORCH = ("inference", "adapting", "tent", "deyo", "roid")
 MODELS: dict[str, dict[str, Any]] = {
     "fashion-bn": {"batches": (64, 200)},
     "fashion-vit": {"batches": (64, 200)},
-    "resnet-50": {"batches": (8,), "architecture": "resnet-50", "options": {}},
+    "resnet-50": {"batches": (8,), "rounds": 4, "architecture": "resnet-50", "options": {}},
     "vit-b-16": {
         "batches": (8,),
+        "rounds": 4,
         "architecture": "small-vit",
         "options": {"channels": 3, "classes": 1000, "size": 224, "patch": 16, "width": 768, "depth": 12, "heads": 12}
         | {"ratio": 4},
@@ -139,13 +143,40 @@ def create(runtime: str, variant: str, model: str, folder: Path, threads: int) -
     return torch_variant(variant, model, threads)
 
 
-def peak_memory(runtime: str, variant: str, model: str, folder: Path, threads: int) -> float:
-    """Peak resident megabytes of a fresh process that runs this variant for three batches."""
+MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class Memory(NamedTuple):
+    """Megabytes of a process."""
+
+    peak: float
+    """Resident, at most."""
+    heap: float
+    """Held by the C allocator at the end, in its arenas and in mapped blocks."""
+
+
+def peak_memory(runtime: str, variant: str, model: str, folder: Path, threads: int) -> Memory:
+    """Of a fresh process that runs this variant for three batches."""
     command = [sys.executable, "-m", "mergetta.bench.cost", runtime, variant, model, str(folder), str(threads)]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(f"measuring {runtime} {variant} of {model} failed: {result.stderr}")
-    return float(result.stdout.split()[-1])
+    peak, heap = result.stdout.split()[-2:]
+    return Memory(float(peak), float(heap))
+
+
+def allocated() -> float:
+    """What glibc's allocator has from the system, in megabytes; 0 with another C library."""
+
+    class Information(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_size_t) for name in MALLINFO]
+
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return 0.0
+    ask.restype = Information
+    found = ask()
+    return float(found.arena + found.hblkhd) / 2**20
 
 
 def measure_model(
@@ -186,8 +217,9 @@ def measure_model(
             "variant": variant,
             "seconds_ratio": float(np.median(mine / same)),
             "deployed_ratio": float(np.median(mine / deployed)),
-            "memory_ratio": peaks[key] / peaks[runtime, "inference"],
-            "memory_mb": peaks[key],
+            "memory_ratio": peaks[key].peak / peaks[runtime, "inference"].peak,
+            "memory_mb": peaks[key].peak,
+            "heap_mb": peaks[key].heap,
             "forwards": forwards[key],
         }
 
@@ -195,18 +227,63 @@ def measure_model(
 
 
 def run_cost(
-    models: Sequence[str], rounds: int, quick: bool, threads: int, progress: Callable[[str], None]
-) -> list[dict[str, Any]]:
+    models: Sequence[str], quick: bool, threads: int, progress: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Row by row, so that an interrupted run has something to show."""
+    for model in models:
+        for batch in MODELS[model]["batches"][: 1 if quick else None]:
+            rounds = MODELS[model].get("rounds", 6 if quick else 15)
+            yield from measure_model(model, batch, rounds, threads, progress)
+
+
+COLUMNS = (
+    "runtime",
+    "model",
+    "batch",
+    "variant",
+    "time ×",
+    "time × deployed",
+    "memory ×",
+    "peak MB",
+    "heap MB",
+    "forwards",
+)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """One row as text, in the order of COLUMNS."""
+    ratios = [f"{row[key]:.2f}" for key in ("seconds_ratio", "deployed_ratio", "memory_ratio")]
+    megabytes = [f"{row[key]:.0f}" for key in ("memory_mb", "heap_mb")]
     return [
-        row
-        for model in models
-        for batch in MODELS[model]["batches"][: 1 if quick else None]
-        for row in measure_model(model, batch, rounds, threads, progress)
+        row["runtime"],
+        row["model"],
+        str(row["batch"]),
+        row["variant"],
+        *ratios,
+        *megabytes,
+        f"{row['forwards']:.2f}",
     ]
 
 
+def cost_page(rows: Sequence[dict[str, Any]]) -> str:
+    """Chart and table in one file."""
+    from mergetta.bench.figures import cost_ratios
+    from mergetta.bench.report import page
+
+    head = "".join(f"<th>{column}</th>" for column in COLUMNS)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells(row)) + "</tr>" for row in rows)
+    return page(
+        "mergetta · cost",
+        "Time (median over interleaved rounds) and memory (fresh processes), relative to plain inference in one run.",
+        f"<figure>{cost_ratios(rows)}</figure><div class=scroll><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div><p>“time ×” and “memory ×”: to plain inference of the same graph "
+        "in the same runtime. “time × deployed”: to the model with BatchNorm folded into the convolutions, in ONNX "
+        "Runtime.</p>",
+    )
+
+
 def main() -> None:
-    """In a fresh process: run one variant and print its peak resident memory in megabytes."""
+    """In a fresh process: run one variant and print its peak resident and its allocated memory in megabytes."""
     runtime, variant, model, folder, threads = sys.argv[1:]
     images = np.load(Path(folder) / "images.npy")
     predict, _ = create(runtime, variant, model, Path(folder), int(threads))
@@ -216,7 +293,8 @@ def main() -> None:
         raise RuntimeError("the device process imported what a device does not have")
     # not ru_maxrss, which a child inherits from the process that started it
     status = Path("/proc/self/status").read_text()
-    print(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024)
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
+    print(peak, allocated())
 
 
 if __name__ == "__main__":

@@ -35,19 +35,26 @@ def write_report(path: Path, title: str, note: str, records: Sequence[Record], s
         for caption, svg in all_figures(records).items()
     )
     backprop = ", ".join(dict.fromkeys(r["method"] for r in records if r["backprop"])) or "None of these methods"
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>
-<h1>{html.escape(title)}</h1><p class="lead">{html.escape(note)}</p>
-<h2>Error, percent</h2><div class="scroll">{html_table(error_table(records))}</div><p>{SPREAD}; best in bold.</p>
+    body = f"""<h2>Error, percent</h2><div class="scroll">{html_table(error_table(records))}</div>
+<p>{SPREAD}; best in bold.</p>
 {figures}
 <h2>Protocol</h2><p>Each target domain starts from the source model; the target's own expert is left out of the pool;
 one pass over the stream; a batch is predicted before or while it is adapted on, never after. All methods see the same
 stream for a seed. {html.escape(backprop)} back-propagate; all others run forward passes only.</p>
 <h2>Settings</h2><pre>{html.escape(json.dumps(settings, indent=1))}</pre>
+"""
+    write_atomically(path, page(title, note, body).encode())
+
+
+def page(title: str, lead: str, body: str) -> str:
+    """An HTML document around a body, in the style of all pages."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>
+<h1>{html.escape(title)}</h1><p class="lead">{html.escape(lead)}</p>
+{body}
 <p>mergetta {mergetta.__version__}</p></body></html>
 """
-    write_atomically(path, page.encode())
 
 
 def html_table(table: ErrorTable) -> str:

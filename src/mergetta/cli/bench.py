@@ -121,32 +121,29 @@ def run_costs(models: list[str] | None, quick: bool, json: Path | None, html: Pa
 
     from rich.table import Table
 
-    from mergetta.bench.cost import MODELS, run_cost
-    from mergetta.bench.figures import cost_ratios
+    from mergetta.bench.cost import COLUMNS, MODELS, cells, cost_page, run_cost
     from mergetta.errors import MergettaError
     from mergetta.files import write_atomically
 
-    chosen = models or (["fashion-bn"] if quick else ["fashion-bn", "fashion-vit"])
+    chosen = models or (["fashion-bn"] if quick else list(MODELS))
     for model in chosen:
         if model not in MODELS:
             raise MergettaError(f"There is no model {model!r} to measure; choose from {', '.join(MODELS)}.")
     console = wide_console()
+    rows = []
     with console.status("measuring") as status:
-        rows = run_cost(chosen, 6 if quick else 15, quick, threads, lambda text: status.update(text))
-    table = Table("runtime", "model", "batch", "variant", "time ×", "time × deployed", "memory ×", "MB", "forwards")
+        for row in run_cost(chosen, quick, threads, lambda text: status.update(text)):
+            rows.append(row)
+            if json:
+                write_atomically(json, json_format.dumps(rows, indent=1).encode())
+    table = Table(*COLUMNS)
     for row in rows:
-        ratios = (f"{row[key]:.2f}" for key in ("seconds_ratio", "deployed_ratio", "memory_ratio"))
-        table.add_row(
-            row["runtime"], row["model"], str(row["batch"]), row["variant"], *ratios,
-            f"{row['memory_mb']:.0f}", f"{row['forwards']:.2f}",
-        )  # fmt: skip
+        table.add_row(*cells(row))
     console.print(table)
     if json:
-        write_atomically(json, json_format.dumps(rows, indent=1).encode())
         console.print(f"results: {json}")
     if html:
-        page = f"<!doctype html><meta charset=utf-8><title>mergetta cost</title>{cost_ratios(rows)}"
-        write_atomically(html, page.encode())
+        write_atomically(html, cost_page(rows).encode())
         console.print(f"chart: {html}")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+import numpy as np
+
 from mergetta.groups import Vector
-from mergetta.seeds import generator
+from mergetta.seeds import rewind
 
 
 def draw(seed: int, step: int, sizes: Mapping[str, int]) -> dict[str, Vector]:
@@ -16,7 +18,13 @@ def draw(seed: int, step: int, sizes: Mapping[str, int]) -> dict[str, Vector]:
 
 @lru_cache(maxsize=1)  # a step draws the same z twice: to measure and to move
 def _draw(seed: int, step: int, sizes: tuple[tuple[str, int], ...]) -> dict[str, Vector]:
-    return {name: generator(seed, step, f"z/{name}").standard_normal(size) for name, size in sizes}
+    bits = np.random.Philox(key=0)  # without a key it would ask the system for entropy
+    rng = np.random.Generator(bits)
+    z = {}
+    for name, size in sizes:
+        rewind(bits, seed, step, f"z/{name}")
+        z[name] = rng.standard_normal(size)
+    return z
 
 
 def moved(point: Mapping[str, Vector], direction: Mapping[str, Vector], length: float) -> dict[str, Vector]:
