@@ -6,6 +6,7 @@ A mergetta file is an ordinary safetensors file whose metadata has a single key 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -42,6 +43,16 @@ def write_atomically(path: str | Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise MergettaError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def make_durable(folder: Path) -> None:
+    """Let what was renamed into or removed from a folder survive a power cut, where the system can do that."""
+    with contextlib.suppress(OSError):  # Windows opens no folders
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def read_bytes(path: str | Path) -> bytes:

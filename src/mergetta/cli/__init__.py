@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from mergetta.cli import adapt, bench, build, calibrate, demo, export, inspect, run
+from mergetta.cli import adapt, bench, build, calibrate, demo, export, hub, inspect, run
 from mergetta.errors import MergettaError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 for verb in (demo, bench, adapt, build, export, calibrate, run, inspect):
     app.command(verb.__name__.rpartition(".")[2])(verb.command)
+app.add_typer(hub.app, name="hub")
 
 
 def main() -> None:
@@ -45,6 +46,7 @@ EXTRAS = {
     "matplotlib": "torch,bench",
     "onnx": "torch,export",
     "onnxscript": "torch,export",
+    **dict.fromkeys(("fastapi", "uvicorn", "sqlalchemy", "alembic", "fsspec", "cryptography", "plotly"), "hub"),
     "PIL": "bench",
     "scipy": "bench",
 }

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import track
+
+from mergetta.cli.run import Authorities, Token
+
+if TYPE_CHECKING:
+    from mergetta.device.hub_client import HubClient
+    from mergetta.expert import Expert
+    from mergetta.runtimes.torch_runtime import TorchRuntime
 
 
 def command(
@@ -20,6 +27,9 @@ def command(
     lr: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 1e-3,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 200,
     seed: Annotated[int, typer.Option(help="Order of the images and random views.")] = 0,
+    hub: Annotated[str | None, typer.Option(help="Address of a hub to share the expert with.")] = None,
+    token: Token = None,
+    ca: Authorities = None,
 ) -> None:
     """Adapt a model to unlabelled images by back-propagation, and save what is worth sharing as an expert.
 
@@ -32,6 +42,11 @@ def command(
     from mergetta.runtimes.torch_runtime import TorchRuntime
     from mergetta.seeds import generator
 
+    client = None
+    if hub is not None:
+        from mergetta.device.hub_client import HubClient
+
+        client = HubClient(hub, token, ca=ca)
     source = load_family(family)
     runtime = TorchRuntime(source)
     pixels = load_images(images, len(source.preprocessing.mean), source.preprocessing.size)
@@ -45,3 +60,20 @@ def command(
     expert = train_expert(runtime, batches, method, name, seed, optimizer=optimizer, lr=lr)
     expert.save(out)
     Console().print(f"{out}: expert {name!r} of {runtime.family}, {len(pixels)} images, {out.stat().st_size:,} bytes")
+    if client is not None:
+        known = share(client, expert, runtime)
+        Console().print(f"{hub}: {known.get('state', 'taken')}, as {known.get('id', '')[:12]}", highlight=False)
+
+
+def share(client: HubClient, expert: Expert, runtime: TorchRuntime) -> dict[str, Any]:
+    """Upload an expert; the first one of a family brings the family along."""
+    from mergetta.device.hub_client import HubError
+    from mergetta.family_file import FamilyFile
+
+    try:
+        return client.upload_expert(expert)
+    except HubError as error:
+        if error.status != 404:
+            raise
+    client.register_family(FamilyFile.of_runtime(runtime).to_bytes())
+    return client.upload_expert(expert)

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from mergetta.cli.run import Authorities, Token, VerifyKey
+
 
 def command(
-    experts: Annotated[list[Path], typer.Argument(help="Expert files, all of one family.")],
     out: Annotated[Path, typer.Option(help="The bundle file to write.")],
+    experts: Annotated[list[Path] | None, typer.Argument(help="Expert files, all of one family.")] = None,
     family: Annotated[str, typer.Option(help="An embedded family, or the path of a checkpoint.")] = "fashion-bn",
     keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
     max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
@@ -21,6 +23,10 @@ def command(
         int | None,
         typer.Option(help="Last blocks that do not move (default: 1 for CNNs, 3 for transformers)."),
     ] = None,
+    hub: Annotated[str | None, typer.Option(help="Take the current bundle of this hub, build none.")] = None,
+    token: Token = None,
+    verify_key: VerifyKey = None,
+    ca: Authorities = None,
 ) -> None:
     """Condense experts into the bundle that a weak device merges and tunes.
 
@@ -32,6 +38,13 @@ def command(
     from mergetta.models.family import load_family
     from mergetta.runtimes.torch_runtime import TorchRuntime
 
+    if hub is not None:
+        if experts:
+            raise typer.BadParameter("Give either expert files or --hub.")
+        download(load_family(family).fingerprint, out, hub, token, verify_key, ca)
+        return
+    if not experts:
+        raise typer.BadParameter("Missing argument: give expert files, or --hub to take the bundle of a hub.")
     runtime = TorchRuntime(load_family(family))
     loaded = [Expert.load(path, runtime.family) for path in experts]
     frozen = paper_frozen(runtime.structure) if frozen_blocks is None else last_blocks(runtime.structure, frozen_blocks)
@@ -40,4 +53,19 @@ def command(
     Console().print(
         f"{out}: {len(loaded)} experts in {bundle.dimension} coefficients "
         f"({sum(v.size for v in bundle.base.values()):,} norm weights), {out.stat().st_size:,} bytes"
+    )
+
+
+def download(family: str, out: Path, hub: str, token: str | None, verify_key: str | None, ca: Path | None) -> None:
+    from mergetta.device.hub_client import HubClient, read_key
+    from mergetta.files import write_atomically
+
+    client = HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
+    fetched = client.bundle(family)
+    assert fetched is not None  # only a conditional request can be answered with nothing
+    write_atomically(out, fetched.data)
+    Console().print(
+        f"{out}: the hub's bundle {fetched.id[:12]}, {fetched.bundle.dimension} coefficients, "
+        f"{len(fetched.data):,} bytes",
+        highlight=False,
     )

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json as json_format
+import logging
+import platform
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
+if TYPE_CHECKING:
+    from mergetta.device.agent import Agent
+    from mergetta.device.stream import Item
+
 T = TypeVar("T")
+Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
+Authorities = Annotated[Path | None, typer.Option(help="Certificate authorities to trust (default: the system's).")]
+VerifyKey = Annotated[
+    str | None, typer.Option(help="The hub's public key (base64, or a file): take only bundles signed by it.")
+]
 
 
 def command(
     model: Annotated[Path, typer.Option(help="The ONNX file that `mergetta export` wrote.")],
-    bundle: Annotated[Path, typer.Option(help="The bundle that `mergetta build` wrote.")],
     images: Annotated[str, typer.Option(help="FILE.npz, a folder of images, or `-` for raw frames on standard input.")],
+    bundle: Annotated[Path | None, typer.Option(help="The bundle that `mergetta build` wrote.")] = None,
+    hub: Annotated[str | None, typer.Option(help="Address of a hub, instead of --bundle.")] = None,
     out: Annotated[Path, typer.Option(help="Predictions: one JSON object per line, or CSV if it ends in .csv.")] = Path(
         "predictions.jsonl"
     ),
@@ -38,6 +51,16 @@ def command(
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,
     seed: Annotated[int, typer.Option(help="Of the random directions.")] = 0,
+    token: Token = None,
+    verify_key: VerifyKey = None,
+    ca: Authorities = None,
+    device: Annotated[str | None, typer.Option(help="What reports call this device (default: its host name).")] = None,
+    hub_folder: Annotated[Path, typer.Option(help="For the hub's bundle and unsent reports; one per device.")] = Path(
+        "mergetta-hub"
+    ),
+    refresh: Annotated[float, typer.Option(help="Seconds between two questions for a newer bundle.")] = 60,
+    exclude: Annotated[list[str] | None, typer.Option(help="A domain whose experts to leave out.")] = None,
+    exclude_own: Annotated[bool, typer.Option(help="Leave out the experts that this token contributed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Predict a stream and adapt to it with forward passes alone; settle when done, wake when the domain changes.
@@ -48,28 +71,38 @@ def command(
     from mergetta.bundle import Bundle
     from mergetta.device.agent import Agent
     from mergetta.device.governor import Governor
+    from mergetta.device.state import bundle_of
     from mergetta.device.stream import batched, open_stream
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
+    if (bundle is None) == (hub is None):
+        raise typer.BadParameter("Give either --bundle or --hub.")
     runtime = OnnxRuntime(model, threads=threads)
-    merged = Bundle.load(bundle, runtime.family)
-    if delta is None:
-        delta = float(runtime.metadata.get("delta", 0.1))
-    chosen = loss or merged.settings.get("loss") or "roid"
-    adapter = ZOMerge(runtime, merged, str(chosen), lr=lr, delta=delta, sides=sides, seed=seed, keep_history=1000)
-    governor = Governor(adapter, max_steps=max_steps, every=every, budget=budget)
-    agent = Agent(governor, runtime.metadata["classes"], out, state)
-    stream = open_stream(
-        images, runtime.metadata["channels"], runtime.metadata["size"], agent.position, parse(frame), sys.stdin.buffer
-    )
-    console = Console(stderr=True)
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        for summary in agent.run(until_interrupted(batched(stream, batch_size))):
-            live.update(
-                f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
-                f"{summary.steps} steps, {summary.shifts} shifts, {summary.rollbacks} rollbacks · "
-                f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · {memory()}"
-            )
+    with contextlib.ExitStack() as stack:
+        link = None
+        if hub is not None:
+            from mergetta.device.hub_client import HubClient, read_key
+            from mergetta.device.hub_link import HubLink
+
+            logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of every retry, for days
+            client = HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
+            name = device or platform.node() or "device"
+            groups = runtime.groups
+            link = HubLink(client, runtime.family, hub_folder, name, refresh, exclude or (), exclude_own, groups)
+            stack.callback(link.stop)
+            merged = link.start(bundle_of(state) if state else None)
+        else:
+            assert bundle is not None
+            merged = Bundle.load(bundle, runtime.family)
+        if delta is None:
+            delta = float(runtime.metadata.get("delta", 0.1))
+        chosen = loss or merged.settings.get("loss") or "roid"
+        adapter = ZOMerge(runtime, merged, str(chosen), lr=lr, delta=delta, sides=sides, seed=seed, keep_history=1000)
+        governor = Governor(adapter, max_steps=max_steps, every=every, budget=budget)
+        agent = Agent(governor, runtime.metadata["classes"], out, state, link)
+        channels, size = runtime.metadata["channels"], runtime.metadata["size"]
+        stream = open_stream(images, channels, size, agent.position, parse(frame), sys.stdin.buffer)
+        follow(agent, until_interrupted(batched(stream, batch_size)))
     summary = agent.summary
     if json:
         typer.echo(json_format.dumps(dataclasses.asdict(summary)))
@@ -80,6 +113,17 @@ def command(
         f"{summary.state or 'nothing to do'}",
         highlight=False,
     )
+
+
+def follow(agent: Agent, batches: Iterator[list[Item]]) -> None:
+    """Run, and show how it goes."""
+    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
+        for summary in agent.run(batches):
+            live.update(
+                f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
+                f"{summary.steps} steps, {summary.shifts} shifts, {summary.rollbacks} rollbacks · "
+                f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · {memory()}"
+            )
 
 
 def parse(frame: str | None) -> tuple[int, int] | None:

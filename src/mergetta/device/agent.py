@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -19,7 +21,12 @@ from mergetta.device.governor import Governor
 from mergetta.device.state import load_state, save_state
 from mergetta.device.stream import Item
 from mergetta.errors import MergettaError
+from mergetta.files import make_durable
+from mergetta.groups import Vector
 from mergetta.losses.probabilities import softmax
+
+if TYPE_CHECKING:
+    from mergetta.device.hub_link import HubLink
 
 COLUMNS = ("index", "name", "label", "class", "confidence", "error")
 
@@ -37,6 +44,7 @@ class Summary:
     forwards: float = 0.0
     state: str = ""
     entropy: float = 0.0
+    bundle: str = ""
 
 
 class Agent:
@@ -44,15 +52,32 @@ class Agent:
 
     After a restart the prediction file is cut back to what the state knows of, and the stream goes on from there: no
     step is lost and none is taken twice.
+
+    With a link to a hub (already started: the governor has its bundle), a newer bundle is taken between batches. It is
+    on disk before the state that refers to it, and the old one until then, so a crash never leaves a state without
+    its bundle. Every `report_every` batches, and at the end, a report is left with the link.
     """
 
-    def __init__(self, governor: Governor, classes: list[str], out: Path, state: Path | None = None) -> None:
+    def __init__(
+        self,
+        governor: Governor,
+        classes: list[str],
+        out: Path,
+        state: Path | None = None,
+        link: HubLink | None = None,
+        report_every: int = 10,
+    ) -> None:
+        if report_every < 1:
+            raise MergettaError(f"report_every must be at least 1, not {report_every}.")
         self.governor = governor
         self.classes = classes
         self.out, self.state = out, state
         adapter = governor.adapter
         self.family = adapter.runtime.family
-        self.bundle = hashlib.sha256(adapter.bundle.to_bytes()).hexdigest()[:16]
+        self.link, self.report_every = link, report_every
+        self.bundle = link.id if link else hashlib.sha256(adapter.bundle.to_bytes()).hexdigest()
+        self._kept = ""  # the bundle that the link was told to keep
+        self._unreported = 0  # batches since the last report
         self.position = 0
         self.bad = 0
         self.summary = Summary()
@@ -78,6 +103,7 @@ class Agent:
 
     def step(self, batch: list[Item]) -> Summary:
         """One batch: predict, write, save."""
+        self._take_newer()
         good = [item for item in batch if item.image is not None]
         rows: dict[int, dict[str, Any]] = {
             item.number: {"index": item.number, "name": item.name, "error": item.problem} for item in batch
@@ -100,7 +126,48 @@ class Agent:
         if self.state:
             state = {**self.governor.state_dict(), "bad": self.bad}
             save_state(self.state, state, self.family, self.bundle, self.position, self._file.tell())
-        return self._summarise()
+        self._summarise()
+        if self.link:
+            self._tell(self.link)
+        return self.summary
+
+    def _take_newer(self) -> None:
+        newer = self.link.newer() if self.link else None
+        if self.link is None or newer is None:
+            return
+        bundle, id = newer
+        try:
+            self.governor.swap(bundle)
+        except MergettaError as error:
+            self.link.refuse(error)
+            return
+        self.bundle = id
+
+    def _tell(self, link: HubLink) -> None:
+        """After the state was saved: which bundle is needed, and from time to time how it goes."""
+        if self._kept != self.bundle:
+            if self.state:
+                make_durable(self.state.parent)
+            link.keep(self.bundle)
+            self._kept = self.bundle
+        self._unreported += 1
+        if self._unreported >= self.report_every:
+            self._report(link)
+
+    def _report(self, link: HubLink) -> None:
+        """Counts and norms; never an image, nor what was predicted for one."""
+        summary, governor = dataclasses.asdict(self.summary), self.governor
+        bundle, coefficients = governor.adapter.bundle, governor.adapter.coefficients
+        apart = [w - bundle.coefficients[name] for name, w in coefficients.items()]
+        summary["entropy"] = finite(governor.last_entropy)
+        summary["loss"] = finite(governor.losses[-1]) if governor.losses else None
+        summary["coefficients"] = {
+            "dimension": bundle.dimension,
+            "norm": length(coefficients.values()),
+            "moved": length(apart),
+        }
+        link.report(summary)
+        self._unreported = 0
 
     def _write(self, rows: Iterable[dict[str, Any]]) -> None:
         text = io.StringIO()
@@ -115,7 +182,7 @@ class Agent:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _summarise(self) -> Summary:
+    def _summarise(self) -> None:
         governor = self.governor
         self.summary = Summary(
             images=self.position - self.bad,
@@ -127,13 +194,25 @@ class Agent:
             forwards=governor.passes / max(1, governor.images),
             state=governor.state,
             entropy=governor.last_entropy,
+            bundle=self.bundle,
         )
-        return self.summary
 
     def run(self, batches: Iterator[list[Item]]) -> Iterator[Summary]:
         """A summary after each batch."""
         try:
             for batch in batches:
                 yield self.step(batch)
+            if self.link and self._unreported:
+                self._report(self.link)
         finally:
             self._file.close()
+
+
+def finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return float(value) if math.isfinite(value) else None
+
+
+def length(vectors: Iterable[Vector]) -> float:
+    """Euclidean norm over all groups."""
+    return math.sqrt(sum(float(vector @ vector) for vector in vectors))

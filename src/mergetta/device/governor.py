@@ -14,6 +14,7 @@ import numpy as np
 from mergetta.adapters.forward_only.cola import distance
 from mergetta.adapters.forward_only.zo_merge import ZOMerge
 from mergetta.arrays import Array, to_numpy
+from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.losses.probabilities import entropy, softmax
 
@@ -147,6 +148,13 @@ class Governor:
         bundle = self.adapter.bundle
         self.adapter.coefficients = {name: bundle.coefficients[name].astype(np.float64) for name in bundle.moving}
         self.adapter.history.clear()
+
+    def swap(self, bundle: Bundle) -> None:
+        """Go on with another bundle. Losses and entropies of the old merge say nothing about the new one, and what
+        was carried over has to prove itself against its initial merge: so adapt, and settle, anew.
+        """
+        if self.adapter.swap(bundle):
+            self._new_domain()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {f"adapter/{name}": value for name, value in self.adapter.state_dict().items()}

@@ -21,6 +21,15 @@ def save_state(path: Path, state: dict[str, Any], family: str, bundle: str, posi
     write_atomically(path, encode(tensors, FORMAT, VERSION, header))
 
 
+def bundle_of(path: Path) -> str | None:
+    """The id (sha256) of the bundle that a state belongs to, or None where there is no state yet."""
+    if not path.exists():
+        return None
+    _, header = decode(read_bytes(path), FORMAT, VERSION, str(path))
+    bundle: str = expect(header, "bundle", str, str(path))
+    return bundle
+
+
 def load_state(path: Path, family: str, bundle: str) -> tuple[dict[str, Any], int, int] | None:
     """(state, position, written), or None where there is no state yet."""
     if not path.exists():

@@ -22,14 +22,24 @@ class LowRank(NamedTuple):
 
 
 def factorise(tasks: Matrix) -> LowRank:
-    """SVD of the task matrix (M, D). Of a direction's two signs, the one whose (first) largest entry is positive."""
+    """SVD of the task matrix (M, D)."""
     left, sigma, right = np.linalg.svd(tasks, full_matrices=False)
     rank = int(np.count_nonzero(sigma > sigma.max(initial=0.0) * max(tasks.shape) * np.finfo(sigma.dtype).eps))
     left, sigma, right = left[:, :rank], sigma[:rank], right[:rank]
-    magnitudes = np.abs(right)
-    largest = np.argmax(magnitudes > 0.999 * magnitudes.max(axis=1, keepdims=True), axis=1)  # the first of ties
-    sign = np.sign(right[np.arange(rank), largest])
+    sign = signs(right)
     return LowRank(left * sigma * sign, right * sign[:, None], sigma**2)
+
+
+def signs(directions: Matrix) -> Matrix:
+    """Of a direction's two signs, the one that makes its (first) largest entry positive: ±1 per row.
+
+    >>> signs(np.array([[0.6, -0.8], [-0.5, 0.5]])).tolist()
+    [-1.0, -1.0]
+    """
+    magnitudes = np.abs(directions)
+    largest = np.argmax(magnitudes > 0.999 * magnitudes.max(axis=1, keepdims=True), axis=1)  # the first of ties
+    sign: Matrix = np.sign(directions[np.arange(len(directions)), largest])
+    return sign
 
 
 def adaptive_rank(energies: Matrix, threshold: float) -> int:

@@ -73,6 +73,28 @@ class ZOMerge(Adapter):
         self.output: Output | None = None
         """Of the last prediction: its statistics tell a governor whether the domain has changed."""
 
+    def swap(self, bundle: Bundle) -> bool:
+        """Go on with another bundle of the family: its initial merge, moved by what the stream has taught so far.
+
+        Per group w = w₀' + (w − w₀) V V'ᵀ: the part of the movement that the new basis can express (for a basis that
+        is not orthonormal, the nearest to it). Groups that are now frozen go back to the merge. The same bundle again
+        changes nothing, and gives False; one that does not fit raises and changes nothing.
+        """
+        check_family(self.runtime, bundle.family, "The bundle")
+        check_groups(bundle.base, self.runtime.groups, "The bundle")
+        if bundle.to_bytes() == self.bundle.to_bytes():
+            return False
+        old, coefficients = self.bundle, {}
+        for name in bundle.moving:
+            coefficients[name] = bundle.coefficients[name].astype(np.float64)
+            if name in self.coefficients:
+                movement = (self.coefficients[name] - old.coefficients[name]) @ old.basis[name].astype(np.float64)
+                coefficients[name] += np.linalg.lstsq(bundle.basis[name].T.astype(np.float64), movement)[0]
+        check_groups(bundle.merge(coefficients), self.runtime.groups, "The new merge")
+        self.bundle, self.coefficients, self._merged = bundle, coefficients, None
+        self.history.clear()  # replays from these coefficients
+        return True
+
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits of a batch; `adapt=False` only predicts, for one forward pass."""
         if self._merged is None or self._merged[0] is not self.coefficients:

@@ -1,0 +1,307 @@
+"""The measurements behind docs/hub.md, on a hub of its own process with SQLite and files in a temporary folder.
+
+python scripts/hub_results.py load      # requests per second, latency at half that rate, 200 uploads at once; 1 minute
+python scripts/hub_results.py kill 100  # kill −9 at random moments under load, then look for what was acknowledged
+python scripts/hub_results.py poison    # 3 poisoned experts of 15, with and without screening: the fleet's error
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mergetta import Bundle, Expert, TorchRuntime, load_family
+from mergetta.family_file import FamilyFile
+from mergetta.hub.settings import HubSettings
+from mergetta.hub.store import Store
+
+
+class RunningHub:
+    """`mergetta hub serve` on a free port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        settings = HubSettings.in_folder(folder)
+        store = Store(settings.database, settings.blobs)
+        self.token, _ = store.create_token("load", "admin")
+        store.close()
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.port = listener.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        command = [Path(sys.executable).parent / "mergetta", "hub", "serve", "--folder", self.folder, "--port"]
+        self.process = subprocess.Popen([*map(str, command), str(self.port)], stdout=subprocess.DEVNULL)
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                if self.call("GET", "/v1/health")[0] == 200:
+                    return
+            time.sleep(0.05)
+        raise RuntimeError("the hub does not start")
+
+    def call(self, method: str, path: str, data: bytes | None = None) -> tuple[int, bytes]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, method=method)
+        request.add_header("Authorization", f"Bearer {self.token}")
+        request.add_header("Content-Type", "application/octet-stream")
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def bundle(self, family: str, experts: int) -> Bundle:
+        """The bundle, once it holds so many experts."""
+        for _ in range(600):
+            status, data = self.call("GET", f"/v1/families/{family}/bundle")
+            if status == 200:
+                bundle = Bundle.from_bytes(data)
+                if bundle.settings["experts"] == experts:
+                    return bundle
+            time.sleep(0.1)
+        raise RuntimeError(f"no bundle of {experts} experts")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def running_hub() -> Iterator[RunningHub]:
+    with tempfile.TemporaryDirectory() as name:
+        hub = RunningHub(Path(name))
+        try:
+            yield hub
+        finally:
+            hub.stop()
+
+
+def fabricated(runtime: TorchRuntime, seed: int) -> Expert:
+    """Like an honest expert in size and in what it shares with the others."""
+    common, own = np.random.default_rng(0), np.random.default_rng(seed + 1)
+    groups = {
+        name: vector + 0.02 * (common.normal(size=vector.shape) + own.normal(size=vector.shape))
+        for name, vector in runtime.groups.items()
+    }
+    return Expert(groups, runtime.family, f"domain-{seed}", None, {"method": "roid", "samples": 4000})
+
+
+async def answer_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, int]:
+    """Status and length of the body."""
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    status = int(head[9:12])
+    length = 0
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.split(b":")[1])
+    if length and status != 304:
+        await reader.readexactly(length)
+    return status, length
+
+
+async def hammer(port: int, request: bytes, seconds: float, connections: int, rate: float | None) -> dict[str, Any]:
+    """As many requests as go through (or `rate` per second); latency counts from when a request was due."""
+    latencies: list[float] = []
+    statuses: dict[str, int] = {}
+    start = time.perf_counter()
+
+    async def one(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sent = 0
+        while (now := time.perf_counter()) - start < seconds:
+            due = now
+            if rate is not None:
+                due = start + (sent * connections + number) / rate
+                await asyncio.sleep(max(0.0, due - now))
+            try:
+                status, _ = await answer_of(reader, writer, request)
+            except (OSError, asyncio.IncompleteReadError):
+                statuses["broken"] = statuses.get("broken", 0) + 1
+                return
+            latencies.append(time.perf_counter() - due)
+            statuses[str(status)] = statuses.get(str(status), 0) + 1
+            sent += 1
+        writer.close()
+
+    await asyncio.gather(*(one(number) for number in range(connections)))
+    passed = time.perf_counter() - start
+    return {
+        "per_second": round(len(latencies) / passed),
+        "p50_ms": round(1000 * float(np.percentile(latencies, 50)), 1),
+        "p99_ms": round(1000 * float(np.percentile(latencies, 99)), 1),
+        "statuses": statuses,
+    }
+
+
+async def upload_all(port: int, requests: list[bytes]) -> list[int]:
+    """All at once, each on a connection of its own."""
+
+    async def one(request: bytes) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        status, _ = await answer_of(reader, writer, request)
+        writer.close()
+        return status
+
+    return await asyncio.gather(*(one(request) for request in requests))
+
+
+def request_of(method: str, path: str, token: str, headers: dict[str, str] | None = None, body: bytes = b"") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: hub", f"Authorization: Bearer {token}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    lines += [f"Content-Length: {len(body)}"] if body else []
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def load() -> None:
+    runtime = TorchRuntime(load_family("fashion-bn"))
+    family = runtime.family
+    path = f"/v1/families/{family}/bundle"
+    with running_hub() as hub:
+        assert hub.call("PUT", f"/v1/families/{family}", FamilyFile.of_runtime(runtime).to_bytes())[0] == 201
+        contents = [fabricated(runtime, seed).to_bytes() for seed in range(200)]
+        sent = [request_of("POST", f"/v1/families/{family}/experts", hub.token, None, data) for data in contents]
+        start = time.perf_counter()
+        statuses = asyncio.run(upload_all(hub.port, [*sent, *sent[:50]]))
+        seconds = time.perf_counter() - start
+        bundle = hub.bundle(family, 200)
+        stored = {e["id"] for e in json.loads(hub.call("GET", f"/v1/families/{family}/experts?limit=1000")[1])}
+        print(
+            f"200 uploads at once and 50 of them twice: {statuses.count(201)} new, {statuses.count(200)} known, "
+            f"{len(statuses) - statuses.count(201) - statuses.count(200)} errors, in {seconds:.1f} s; "
+            f"stored {len(stored)}, none lost: {stored == {hashlib.sha256(d).hexdigest() for d in contents}}",
+            flush=True,
+        )
+        data = bundle.to_bytes()
+        etag = {"If-None-Match": f'"{hashlib.sha256(data).hexdigest()}"'}
+        for name, headers in (("conditional (304)", etag), (f"full ({len(data):,} bytes)", {})):
+            request = request_of("GET", path, hub.token, headers)
+            asyncio.run(hammer(hub.port, request, 1, 4, None))
+            most = asyncio.run(hammer(hub.port, request, 8, 16, None))
+            half = asyncio.run(hammer(hub.port, request, 8, 16, most["per_second"] / 2))
+            print(f"{name}: at most {most}\n{' ' * len(name)}  at half: {half}", flush=True)
+
+
+def kill(times: str = "100") -> None:
+    runtime = TorchRuntime(load_family("fashion-bn"))
+    family = runtime.family
+    chance = random.Random(0)
+    acknowledged: set[str] = set()
+    with running_hub() as hub:
+        hub.call("PUT", f"/v1/families/{family}", FamilyFile.of_runtime(runtime).to_bytes())
+        number = 0
+        for kills in range(1, int(times) + 1):
+            end = time.monotonic() + chance.uniform(0.0, 0.6)
+            pid = os.fork()
+            if not pid:  # the killer, so that the moment does not wait for an answer
+                time.sleep(max(0.0, end - time.monotonic()))
+                os.kill(hub.process.pid, signal.SIGKILL)
+                os._exit(0)
+            with contextlib.suppress(OSError, ValueError):
+                while True:
+                    data = fabricated(runtime, number).to_bytes()
+                    number += 1
+                    status, _ = hub.call("POST", f"/v1/families/{family}/experts", data)
+                    if status in (200, 201):
+                        acknowledged.add(hashlib.sha256(data).hexdigest())
+                    hub.call("GET", f"/v1/families/{family}/bundle")
+            os.waitpid(pid, 0)
+            hub.process.wait()
+            database = sqlite3.connect(hub.folder / "hub.db")
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            database.close()
+            hub.start()
+            status, data = hub.call("GET", f"/v1/families/{family}/bundle")
+            assert status in (200, 404), status
+            if status == 200:
+                Bundle.from_bytes(data)
+            print(f"\rkill {kills}: {len(acknowledged)} uploads acknowledged", end="", flush=True)
+        settings = HubSettings.in_folder(hub.folder)
+        store = Store(settings.database, settings.blobs)
+        stored = {e.id for e in store.experts(family)}
+        for expert in stored:
+            Expert.from_bytes(store.blob(expert))  # checks the digest too
+        lost = acknowledged - stored
+        bundle = hub.bundle(family, store.counts(family)["active"])
+        held = bundle.settings["experts"]
+        print(f"\n{len(stored)} stored, {len(lost)} acknowledged uploads lost; the bundle holds {held}")
+
+
+def poison() -> None:
+    from mergetta.bench.protocol import domain_of, make_expert
+    from mergetta.bench.store import Store as Results
+    from mergetta.bench.store import default_cache
+    from mergetta.bench.suite import load_suite
+    from mergetta.hub.builder import Builder
+    from mergetta.hub.records import Variant
+
+    suite = load_suite("fashion-bn").restricted(samples=2000)
+    runtime = TorchRuntime(load_family("fashion-bn"))
+    results = Results(Path(default_cache()))
+    experts = {domain: make_expert(suite, "roid", domain, 0, results) for domain in suite.domains}
+    base, rng = runtime.groups, np.random.default_rng(0)
+
+    def changed(expert: Expert, how: str) -> Expert:
+        task = {name: vector - base[name] for name, vector in expert.groups.items()}
+        length = np.sqrt(sum(float(np.vdot(v, v)) for v in task.values()))
+        noise = {name: rng.normal(size=v.shape) for name, v in task.items()}
+        scale = length / np.sqrt(sum(float(np.vdot(v, v)) for v in noise.values()))
+        moved = {
+            "flipped": {name: -v for name, v in task.items()},
+            "blown up": {name: 20 * v for name, v in task.items()},
+            "random": {name: scale * v for name, v in noise.items()},
+        }[how]
+        groups = {name: base[name] + v for name, v in moved.items()}
+        return Expert(groups, expert.family, expert.domain, expert.statistics, expert.provenance)
+
+    poisoned = dict(zip(("snow", "jpeg_compression", "defocus_blur"), ("flipped", "blown up", "random"), strict=True))
+    attacked = {d: changed(e, poisoned[d]) if d in poisoned else e for d, e in experts.items()}
+    pools = {
+        "clean pool": (experts, True),
+        "3 of 15 poisoned, screened": (attacked, True),
+        "3 of 15 poisoned, not screened": (attacked, False),
+        "the 12 honest ones alone": ({d: e for d, e in experts.items() if d not in poisoned}, True),
+    }
+    for name, (pool, screened) in pools.items():
+        errors = []
+        for target in suite.domains:
+            with tempfile.TemporaryDirectory() as folder:
+                settings = HubSettings.in_folder(Path(folder), screen=screened)
+                store = Store(settings.database, settings.blobs)
+                store.put_family(FamilyFile.of_runtime(runtime).to_bytes(), runtime.family)
+                for domain, expert in pool.items():
+                    if domain != target:
+                        store.add_expert(runtime.family, expert.to_bytes(), "t")
+                Builder(store, settings).build_all()
+                current = store.current(runtime.family, Variant())
+                assert current is not None
+                runtime.load(Bundle.from_bytes(store.blob(current.id)).merge())
+                out = sorted(e.domain for e in store.experts(runtime.family, ("quarantined",)))
+                store.close()
+            wrong = images = 0
+            for batch, labels in domain_of(target, 5, suite.samples).stream(0, suite.batch_size):
+                wrong += int(np.count_nonzero(np.argmax(runtime(batch).logits, axis=1) != labels))
+                images += len(labels)
+            errors.append(100 * wrong / images)
+        print(f"{name}: error {np.mean(errors):.2f} % over {len(errors)} domains; quarantined: {out}", flush=True)
+
+
+if __name__ == "__main__":
+    {"load": load, "kill": kill, "poison": poison}[sys.argv[1]](*sys.argv[2:])

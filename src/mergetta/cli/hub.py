@@ -1,0 +1,235 @@
+"""`mergetta hub`: serve, tokens, keys, demo."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_format
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from mergetta.hub.demo import Picture
+    from mergetta.hub.settings import HubSettings
+    from mergetta.hub.store import Store
+
+app = typer.Typer(help="The server that collects experts and hands out bundles.", no_args_is_help=True)
+token_app = typer.Typer(help="Who may use the hub: create, list and revoke tokens.", no_args_is_help=True)
+app.add_typer(token_app, name="token")
+
+Folder = Annotated[
+    Path, typer.Option(help="Where SQLite and blobs are kept, unless the addresses below say otherwise.")
+]
+Database = Annotated[str | None, typer.Option(envvar="MERGETTA_DATABASE", help="postgresql://… for a shared database.")]
+Blobs = Annotated[str | None, typer.Option(envvar="MERGETTA_BLOBS", help="s3://bucket/path for a shared blob store.")]
+
+
+def settings_of(folder: Path, database: str | None, blobs: str | None, **others: object) -> HubSettings:
+    from mergetta.hub.settings import HubSettings
+
+    chosen = {key: value for key, value in {"database": database, "blobs": blobs}.items() if value}
+    return HubSettings.in_folder(folder, **others).model_copy(update=chosen)
+
+
+@app.command("serve")
+def serve(
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8321,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    signing_key: Annotated[Path | None, typer.Option(help="Sign bundles with this key (`mergetta hub key`).")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="TLS certificate (PEM).")] = None,
+    certificate_key: Annotated[Path | None, typer.Option(help="TLS private key (PEM).")] = None,
+    max_upload: Annotated[int, typer.Option(min=1024, help="Most bytes of one request.")] = 64 * 2**20,
+    screen: Annotated[bool, typer.Option(help="Quarantine experts that are unlike all others.")] = True,
+    keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
+    max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
+    tolerance: Annotated[float, typer.Option(help="Recovery error per entry that decides the rank (ARS).")] = 1e-2,
+    weight: Annotated[
+        float, typer.Option(help="Initial coefficients of all experts together (paper: 14 × 0.1).")
+    ] = 1.4,
+) -> None:
+    """Run the hub. The first start prints an administrator's token, once.
+
+    Example: `mergetta hub serve --folder /var/lib/mergetta --host 0.0.0.0 --port 8321`
+    """
+    import uvicorn
+
+    from mergetta.hub.settings import Recipe
+    from mergetta.hub.store import Store
+
+    recipe = Recipe(keep=keep, max_rank=max_rank, tolerance=tolerance, weight=weight)
+    settings = settings_of(
+        folder, database, blobs, recipe=recipe, max_upload=max_upload, screen=screen,
+        signing_key=str(signing_key) if signing_key else None,
+    )  # fmt: skip
+    console = Console()
+    store = Store(settings.database, settings.blobs)
+    if not store.tokens():
+        secret, _ = store.create_token("first administrator", "admin")
+        console.print(f"administrator's token, shown only now: {secret}", highlight=False)
+    store.close()
+    settings.to_environment()
+    scheme = "https" if certificate else "http"
+    console.print(f"mergetta hub: {scheme}://{host}:{port}  ·  API documentation: /docs", highlight=False)
+    uvicorn.run(
+        "mergetta.hub.app:from_environment",
+        factory=True,
+        host=host,
+        port=port,
+        workers=workers,
+        log_level="warning",
+        access_log=False,
+        ssl_certfile=certificate,
+        ssl_keyfile=certificate_key,
+        timeout_graceful_shutdown=10,
+    )
+
+
+@app.command("key")
+def key(out: Annotated[Path, typer.Argument(help="The private key to write (PEM).")]) -> None:
+    """Make a key to sign bundles with, and print the public half, which devices verify with.
+
+    Example: `mergetta hub key hub-key.pem`
+    """
+    from mergetta.hub.signing import Signer
+
+    typer.echo(Signer.create(out).public_key)
+
+
+@token_app.command("create")
+def create(
+    name: Annotated[str, typer.Argument(help="Whose token it is, for people.")],
+    role: Annotated[str, typer.Option(help="`contribute` (experts), `consume` (bundles) or `admin` (everything).")],
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+    rate: Annotated[float, typer.Option(min=0, help="Most requests per second; 0 for no limit.")] = 50.0,
+    max_upload: Annotated[int, typer.Option(min=0, help="Most bytes of one request; 0 for the hub's limit.")] = 0,
+) -> None:
+    """Create a token and print it, once: the hub keeps only a hash.
+
+    Example: `mergetta hub token create camera-7 --role consume`
+    """
+    secret, _ = opened(folder, database, blobs).create_token(name, role, rate, max_upload)
+    typer.echo(secret)
+
+
+@token_app.command("list")
+def list_tokens(
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show all tokens (not their secrets).
+
+    Example: `mergetta hub token list`
+    """
+    tokens = opened(folder, database, blobs).tokens()
+    if json:
+        typer.echo(json_format.dumps([dataclasses.asdict(token) for token in tokens]))
+        return
+    table = Table("id", "name", "role", "requests/s", "created", "revoked")
+    for token in tokens:
+        rate = f"{token.rate:g}" if token.rate else "any"
+        table.add_row(token.id, token.name, token.role, rate, day(token.created), day(token.revoked))
+    Console().print(table)
+
+
+@token_app.command("revoke")
+def revoke(
+    token: Annotated[str, typer.Argument(help="Its id, as `list` shows it.")],
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+) -> None:
+    """Refuse a token from now on (running hubs follow within a second).
+
+    Example: `mergetta hub token revoke 3f9a0c`
+    """
+    opened(folder, database, blobs).revoke_token(token)
+    typer.echo(f"{token} is revoked")
+
+
+def opened(folder: Path, database: str | None, blobs: str | None) -> Store:
+    from mergetta.hub.store import Store
+
+    settings = settings_of(folder, database, blobs)
+    return Store(settings.database, settings.blobs)
+
+
+def day(seconds: float | None) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
+
+
+@app.command("demo")
+def demo(
+    seconds: Annotated[float, typer.Option(min=1, help="How long the weak devices predict.")] = 120.0,
+    headless: Annotated[bool, typer.Option("--headless", help="Print lines, not a live table.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The hub's port; 0 for any free one.")] = 0,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the error over time here.")] = None,
+) -> None:
+    """A fleet on this machine: a hub, 4 strong and 6 weak devices as processes; watch it get better.
+
+    Example: `mergetta hub demo --seconds 180`
+    """
+    import tempfile
+
+    from rich.live import Live
+
+    from mergetta.files import write_atomically
+    from mergetta.hub.demo import IMAGES, run_demo
+
+    console = Console()
+    live = Live(console=console, auto_refresh=False)
+    pictures: list[dict[str, float | int | None]] = []
+    last: Picture | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        for news in run_demo(Path(folder), port, seconds):
+            if isinstance(news, str):
+                console.print(news, highlight=False, soft_wrap=True)
+                continue
+            last = news
+            row = {"seconds": round(news.seconds, 1), "experts": news.experts, "error": news.mean(slice(-IMAGES, None))}
+            pictures.append(row)
+            if not headless and console.is_terminal:
+                live.start()
+                live.update(fleet_table(news), refresh=True)
+            elif row["error"] is not None and len(pictures) % 10 == 0:
+                console.print(f"{news.seconds:4.0f} s: {news.experts:2} experts, error {row['error']:.1f} %")
+        live.stop()
+        if last is None:
+            return
+        console.print(fleet_table(last))
+        if json:
+            deployed = {device.domain: device.deployed for device in last.devices}
+            write_atomically(json, json_format.dumps({"deployed": deployed, "fleet": pictures}, indent=1).encode())
+
+
+def fleet_table(picture: Picture) -> Table:
+    """Error per weak device: as deployed, over its first images, over its latest."""
+    from mergetta.hub.demo import IMAGES
+
+    table = Table(
+        "device", "meets", "images", "as deployed", f"first {IMAGES}", f"latest {IMAGES}",
+        title=f"{picture.experts} experts after {picture.seconds:.0f} s · error in percent",
+    )  # fmt: skip
+    first, latest = slice(0, IMAGES), slice(-IMAGES, None)
+
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{value:.1f}"
+
+    for device in picture.devices:
+        errors = (percent(device.deployed), percent(device.error(first)), percent(device.error(latest)))
+        table.add_row(device.name, device.domain.replace("_", " "), str(len(device.wrong)), *errors)
+    deployed = sum(device.deployed for device in picture.devices) / max(1, len(picture.devices))
+    table.add_section()
+    table.add_row("fleet", "", "", percent(deployed), percent(picture.mean(first)), percent(picture.mean(latest)))
+    return table

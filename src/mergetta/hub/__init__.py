@@ -1,0 +1,1 @@
+"""The server that collects experts and hands out bundles."""

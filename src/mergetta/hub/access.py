@@ -1,0 +1,87 @@
+"""The door: bearer tokens, roles, rates, and bodies no larger than allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import HTTPException, Request, Security
+from fastapi.concurrency import run_in_threadpool
+from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+
+from mergetta.hub.records import ADMIN, CONSUME, CONTRIBUTE, TokenRecord
+from mergetta.hub.state import Hub
+
+COOKIE = "mergetta_token"
+HEADER = "x-mergetta-dashboard"
+"""Sent by the dashboard's own scripts. Another site can make a browser send a cookie, but not this header."""
+bearer = HTTPBearer(auto_error=False, description="`mergetta hub token create` makes one.")
+cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="Set by the dashboard's login.")
+
+
+def hub_of(request: Request) -> Hub:
+    hub: Hub = request.app.state.hub
+    return hub
+
+
+async def identify(hub: Hub, secret: str) -> TokenRecord:
+    """The token behind a secret; 401 if it is unknown or revoked, 429 if it comes too often."""
+    token = hub.gate.remembered(secret)
+    if token is None:
+        token = await run_in_threadpool(hub.store.find_token, secret)
+        if token is None:
+            raise HTTPException(401, "This token is unknown or revoked.", {"WWW-Authenticate": "Bearer"})
+        hub.gate.remember(secret, token)
+    wait = hub.gate.wait(token)
+    if wait:
+        raise HTTPException(429, "Too many requests for this token.", {"Retry-After": str(math.ceil(wait))})
+    return token
+
+
+def needs(*roles: str) -> Callable[..., Awaitable[TokenRecord]]:
+    """A dependency that lets through tokens of any of these roles, and administrators."""
+
+    async def check(
+        request: Request,
+        given: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+        stored: Annotated[str | None, Security(cookie)],
+    ) -> TokenRecord:
+        secret = given.credentials if given else None
+        if secret is None and stored and (request.method == "GET" or HEADER in request.headers):
+            secret = stored
+        if secret is None:
+            raise HTTPException(
+                401, "A token is needed: send it as `Authorization: Bearer …`.", {"WWW-Authenticate": "Bearer"}
+            )
+        token = await identify(hub_of(request), secret)
+        if not any(token.may(role) for role in roles):
+            raise HTTPException(403, f"This needs a token with the role {' or '.join(roles)}, not {token.role}.")
+        return token
+
+    return check
+
+
+anyone = needs(CONTRIBUTE, CONSUME, ADMIN)
+contributor = needs(CONTRIBUTE)
+consumer = needs(CONSUME, CONTRIBUTE)
+administrator = needs(ADMIN)
+
+
+async def body_of(request: Request, token: TokenRecord) -> bytes:
+    """The raw body, never more of it in memory than this token may send."""
+    limit = token.max_upload or hub_of(request).settings.max_upload
+    too_large = HTTPException(413, f"The body is larger than the {limit:,} bytes this token may send.")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+    if not size:
+        raise HTTPException(422, "The body is empty: send the file itself.")
+    return b"".join(parts)

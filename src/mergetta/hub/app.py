@@ -1,0 +1,119 @@
+"""The hub as an ASGI application: routes, errors as one sentence, limits on every body, metrics."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+import mergetta
+from mergetta.errors import MergettaError
+from mergetta.hub import api, dashboard
+from mergetta.hub.metrics import Metrics
+from mergetta.hub.settings import HubSettings
+from mergetta.hub.state import Hub
+from mergetta.hub.store import Conflict, NotThere, Unavailable
+
+log = logging.getLogger("mergetta.hub")
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+STATUS = {NotThere: 404, Conflict: 409, Unavailable: 503}
+DESCRIPTION = """Strong devices upload experts, weak devices fetch bundles, people see what is happening.
+
+Send a token as `Authorization: Bearer …`. Errors are `{"detail": "one sentence"}`."""
+
+
+def create_app(settings: HubSettings) -> FastAPI:
+    hub = Hub(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        hub.builder.start()
+        yield
+        hub.close()
+
+    app = FastAPI(title="mergetta hub", version=mergetta.__version__, description=DESCRIPTION, lifespan=lifespan)
+    app.state.hub = hub
+    metrics = Metrics(hub.builder)
+    app.include_router(api.open_routes)
+    app.include_router(api.router)
+    dashboard.add_to(app)
+
+    @app.get("/metrics", include_in_schema=False)
+    def get_metrics() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    add_error_handlers(app)
+    app.add_middleware(Frame, metrics=metrics, limit=settings.max_upload)
+    return app
+
+
+def from_environment() -> FastAPI:
+    """For uvicorn's worker processes."""
+    return create_app(HubSettings.from_environment())
+
+
+def problem(status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"detail": text}, status, headers)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(MergettaError)
+    async def unusable(request: Request, error: MergettaError) -> JSONResponse:
+        status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)
+        return problem(status, str(error), {"Retry-After": "2"} if status == 503 else None)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return problem(422, f"{' → '.join(map(str, first['loc']))}: {first['msg']}")
+
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        return problem(error.status_code, str(error.detail), dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def fault(request: Request, error: Exception) -> JSONResponse:
+        log.exception("a fault of the hub", exc_info=error)
+        return problem(500, "The hub has a fault; its log says more.")
+
+
+class Frame:
+    """Around every request: its body is cut off at the limit, its duration and outcome are counted."""
+
+    def __init__(self, app: Any, metrics: Metrics, limit: int) -> None:
+        self.app, self.metrics, self.limit = app, metrics, limit
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        size, status, start = 0, 500, time.perf_counter()
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self.limit:
+                raise HTTPException(413, f"The body is larger than {self.limit:,} bytes.")
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, limited, noted)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            self.metrics.observe(scope["method"], route, status, time.perf_counter() - start)

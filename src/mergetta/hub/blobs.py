@@ -1,0 +1,53 @@
+"""Content-addressed bytes: a blob is named by its SHA-256, written once, never changed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from mergetta.files import make_durable, write_atomically
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Blobs:
+    """A folder, or anything fsspec reaches. What `put` has returned from is durable.
+
+    On a local disk that takes fsync and a rename, which fsspec does not do; object stores do it by themselves.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.local = "://" not in address
+        self.root = str(Path(address).absolute()) if self.local else address.rstrip("/")
+        self._system: Any = fsspec.filesystem("file") if self.local else fsspec.core.url_to_fs(self.root)[0]
+
+    def path(self, digest: str) -> str:
+        if not DIGEST.fullmatch(digest):
+            raise ValueError(f"{digest!r} is not a digest")
+        return f"{self.root}/{digest[:2]}/{digest}"
+
+    def put(self, data: bytes) -> str:
+        digest = digest_of(data)
+        path = self.path(digest)
+        if self.local:
+            if not Path(path).exists():
+                write_atomically(path, data)
+                make_durable(Path(path).parent)
+        else:
+            self._system.pipe_file(path, data)
+        return digest
+
+    def get(self, digest: str) -> bytes:
+        """FileNotFoundError if there is none; ValueError if what is there is not what was put."""
+        data = bytes(self._system.cat_file(self.path(digest)))
+        if digest_of(data) != digest:
+            raise ValueError(f"the blob {digest} is damaged")
+        return data

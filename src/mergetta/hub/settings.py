@@ -1,0 +1,58 @@
+"""How a hub runs: one typed object, from the command line to every worker process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+VARIABLE = "MERGETTA_HUB_SETTINGS"
+
+
+class Recipe(BaseModel):
+    """How bundles are made from experts: the paper's defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keep: Annotated[float, Field(gt=0, le=1)] = 0.4
+    max_rank: Annotated[int, Field(ge=1)] = 5
+    tolerance: Annotated[float, Field(ge=0)] = 1e-2
+    weight: Annotated[float, Field(ge=0)] = 1.4
+    """Initial coefficients of all experts together. The paper's 0.1 for 14 experts is 1.4; a pool of thousands needs
+    a share of a fixed sum, or the merge would run away with its size."""
+
+
+class HubSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    database: str = "sqlite:///hub/hub.db"
+    blobs: str = "hub/blobs"
+    """A folder, or any address that fsspec knows (s3://bucket/path)."""
+    recipe: Recipe = Recipe()
+    max_upload: int = 64 * 2**20
+    """Bytes of one request body."""
+    signing_key: str | None = None
+    """Path of an Ed25519 private key (PEM); bundles are signed with it."""
+    screen: bool = True
+    build_every: Annotated[float, Field(gt=0)] = 1.0
+    """Seconds between two looks for new experts."""
+    pool_memory: int = 2 * 2**30
+    """Bytes of scatter matrices kept in memory; the families used last stay."""
+    reports_kept: Annotated[int, Field(ge=1)] = 500
+    """Per device."""
+
+    @classmethod
+    def in_folder(cls, folder: Path, **others: object) -> HubSettings:
+        """Everything below one folder: SQLite and plain files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return cls(database=f"sqlite:///{folder / 'hub.db'}", blobs=str(folder / "blobs"), **others)  # type: ignore[arg-type]
+
+    def to_environment(self) -> None:
+        """For worker processes, which are started without arguments."""
+        os.environ[VARIABLE] = self.model_dump_json()
+
+    @classmethod
+    def from_environment(cls) -> HubSettings:
+        return cls.model_validate_json(os.environ[VARIABLE])

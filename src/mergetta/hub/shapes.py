@@ -1,0 +1,127 @@
+"""What goes over the wire as JSON, in both directions; FastAPI documents and checks it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._@:+-]{0,199}$"
+"""Families and devices: nothing that a path or a shell could take for something else."""
+DIGEST = r"^[0-9a-f]{64}$"
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class Problem(BaseModel):
+    """Every error: one sentence on what is wrong and what to do."""
+
+    detail: str
+
+
+class FamilyShape(BaseModel):
+    id: str
+    note: str
+    preprocessing: dict[str, Any]
+    groups: int
+    parameters: int
+    created: float
+    experts: dict[str, int]
+    bundle: str | None
+    up_to_date: bool
+
+
+class ExpertShape(BaseModel):
+    id: str
+    family: str
+    domain: str
+    method: str
+    samples: int | None
+    size: int
+    norm: float
+    state: Literal["pending", "active", "quarantined", "retired"]
+    reason: str
+    decided: bool
+    created: float
+    changed: float
+
+
+class Decision(BaseModel):
+    """A person's word on an expert."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: Literal["active", "quarantined", "retired"]
+    reason: Annotated[str, Field(max_length=500)] = ""
+
+
+class BundleShape(BaseModel):
+    id: str
+    family: str
+    generation: int
+    signature: str | None
+    size: int
+    experts: int
+    dimension: int
+    summary: dict[str, Any]
+    created: float
+
+
+class Similarity(BaseModel):
+    """Cosines between the task vectors of the latest experts."""
+
+    experts: list[str]
+    domains: list[str]
+    cosines: list[list[float]]
+
+
+class Coefficients(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    dimension: Count
+    norm: Finite
+    moved: Finite
+    """How far they are from where the bundle started them."""
+
+
+class Report(BaseModel):
+    """How a device is doing. Numbers only: there is no field that could hold an image."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    family: Annotated[str, Field(pattern=NAME)]
+    device: Annotated[str, Field(pattern=NAME)]
+    time: Annotated[Finite, Field(ge=0, lt=1e11)]
+    bundle: Annotated[str, Field(pattern=DIGEST)] | None = None
+    state: Literal["adapting", "settled"]
+    batches: Count
+    images: Count
+    bad: Count = 0
+    steps: Count = 0
+    shifts: Count = 0
+    rollbacks: Count = 0
+    entropy: Finite | None = None
+    loss: Finite | None = None
+    forwards: Finite = 0.0
+    coefficients: Coefficients | None = None
+
+
+class DeviceShape(BaseModel):
+    family: str
+    device: str
+    first_seen: float
+    last_seen: float
+    last: Report
+
+
+class Key(BaseModel):
+    algorithm: Literal["ed25519"] = "ed25519"
+    key: str
+
+
+class Status(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class Taken(BaseModel):
+    taken: int

@@ -1,0 +1,81 @@
+"""What one hub process holds in memory: store, builder, gate, and the bundles it is serving."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from mergetta.family_file import FamilyFile
+from mergetta.hub.builder import Builder
+from mergetta.hub.limits import Gate
+from mergetta.hub.records import BundleRecord, Variant
+from mergetta.hub.settings import HubSettings
+from mergetta.hub.signing import Signer
+from mergetta.hub.store import Store
+
+FRESH = 0.5
+"""Seconds for which a process serves a bundle without asking whether another one has published a newer."""
+SERVED = 64
+"""Bundles held in memory at most."""
+
+
+@dataclass
+class Served:
+    record: BundleRecord
+    data: bytes
+    checked: float
+
+
+class Hub:
+    def __init__(self, settings: HubSettings) -> None:
+        self.settings = settings
+        self.store = Store(settings.database, settings.blobs, settings.reports_kept)
+        self.signer = Signer.load(settings.signing_key) if settings.signing_key else None
+        self.gate = Gate()
+        sign = self.signer.sign if self.signer else (lambda data: None)
+        self.builder = Builder(self.store, settings, sign, self._published)
+        self._served: OrderedDict[tuple[str, str], Served] = OrderedDict()
+        self._files: dict[str, FamilyFile] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        self.builder.stop()
+        self.store.close()
+
+    def fresh(self, family: str, variant: Variant) -> Served | None:
+        """From memory alone: what most requests are answered from."""
+        served = self._served.get((family, variant.key))
+        return served if served and time.monotonic() - served.checked < FRESH else None
+
+    def bundle(self, family: str, variant: Variant) -> Served | None:
+        """Ask the database which bundle is current, and read it if it is another one than before."""
+        place = family, variant.key
+        now = time.monotonic()
+        record = self.store.current(family, variant)
+        before = self._served.get(place)
+        if record is None:
+            self._served.pop(place, None)
+            return None
+        if before and before.record.id == record.id and before.record.generation == record.generation:
+            before.checked = now
+            return before
+        served = Served(record, self.store.blob(record.id), now)
+        with self._lock:
+            self._served[place] = served
+            self._served.move_to_end(place)
+            while len(self._served) > SERVED:
+                self._served.popitem(last=False)
+        return served
+
+    def file_of(self, family: str) -> FamilyFile:
+        """A family never changes once it is registered."""
+        if family not in self._files:
+            self._files[family] = self.store.family_file(family)
+        return self._files[family]
+
+    def _published(self, family: str) -> None:
+        for place, served in list(self._served.items()):
+            if place[0] == family:
+                served.checked = 0.0

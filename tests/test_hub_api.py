@@ -1,0 +1,420 @@
+"""The hub over HTTP: families, experts, bundles, reports; who may do what; what happens to bad input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from mergetta import Bundle, Expert, build_bundle
+from mergetta.hub.app import create_app
+from mergetta.hub.settings import HubSettings
+from mergetta.hub.signing import Signer
+
+from .hub_parts import BASE, FAMILY, SHARED, expert_of, family_file, honest, task_vector
+
+EXPERTS = f"/v1/families/{FAMILY}/experts"
+BUNDLE = f"/v1/families/{FAMILY}/bundle"
+
+
+class Fleet:
+    """A hub in this process, and one token per role."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.app = create_app(HubSettings.in_folder(folder, build_every=0.05, **options))
+        self.client = TestClient(self.app, raise_server_exceptions=False)
+        self.store = self.app.state.hub.store
+        self.secrets = {role: self.store.create_token(role, role)[0] for role in ("contribute", "consume", "admin")}
+
+    def call(self, method: str, path: str, role: str = "admin", **options: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self.secrets[role]}", **options.pop("headers", {})}
+        return self.client.request(method, path, headers=headers, **options)
+
+    def register(self) -> None:
+        answer = self.call("PUT", f"/v1/families/{FAMILY}", "contribute", content=family_file().to_bytes())
+        assert answer.status_code in (200, 201)
+
+    def upload(self, expert: Expert, role: str = "contribute") -> Any:
+        answer = self.call("POST", EXPERTS, role, content=expert.to_bytes())
+        assert answer.status_code in (200, 201), answer.text
+        return answer.json()
+
+    def settle(self) -> None:
+        """Until the current bundle is made from everything that was uploaded."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            family = self.store.family(FAMILY)
+            if family.built == family.generation:
+                return
+            time.sleep(0.01)
+        raise AssertionError("the hub did not finish building")
+
+    def bundle(self, **query: Any) -> Bundle:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            answer = self.call("GET", BUNDLE, "consume", params=query)
+            if answer.status_code != 202:
+                assert answer.status_code == 200, answer.text
+                return Bundle.from_bytes(answer.content)
+            time.sleep(0.02)
+        raise AssertionError("the variant was never built")
+
+    def states(self) -> dict[str, str]:
+        return {e["domain"]: e["state"] for e in self.call("GET", EXPERTS).json()}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path)
+    with fleet.client:
+        yield fleet
+
+
+@pytest.fixture
+def pool(fleet: Fleet) -> Fleet:
+    fleet.register()
+    for seed in range(6):
+        fleet.upload(honest(seed))
+    fleet.settle()
+    return fleet
+
+
+def assert_same_merge(found: Bundle, experts: list[Expert]) -> None:
+    wanted = build_bundle(BASE, experts, initial=1.4 / len(experts), frozen=family_file().frozen, family=FAMILY)
+    assert {n: len(v) for n, v in found.basis.items()} == {n: len(v) for n, v in wanted.basis.items()}
+    for name, vector in wanted.merge().items():
+        np.testing.assert_allclose(found.merge()[name], vector, atol=1e-5)
+    assert found.frozen == wanted.frozen
+    assert found.family == FAMILY
+
+
+class TestTheWayOfAnExpert:
+    def test_from_upload_to_bundle(self, pool: Fleet) -> None:
+        assert_same_merge(pool.bundle(), [honest(seed) for seed in range(6)])
+        assert pool.bundle().settings["loss"] == "roid"
+        assert set(pool.states().values()) == {"active"}
+        family = pool.call("GET", f"/v1/families/{FAMILY}", "consume").json()
+        assert family["experts"] == {"active": 6} and family["up_to_date"]
+        summary = pool.call("GET", f"{BUNDLE}/summary").json()
+        assert summary["id"] == family["bundle"] and summary["experts"] == 6
+        assert all(0 < share <= 1 + 1e-9 for share in summary["summary"]["energy"].values())
+
+    def test_the_same_content_is_the_same_expert(self, pool: Fleet) -> None:
+        again = pool.call("POST", EXPERTS, "contribute", content=honest(0).to_bytes())
+        assert again.status_code == 200
+        assert again.json()["id"] == hashlib.sha256(honest(0).to_bytes()).hexdigest()
+        assert len(pool.call("GET", EXPERTS).json()) == 6
+
+    def test_conditional_requests(self, pool: Fleet) -> None:
+        first = pool.call("GET", BUNDLE, "consume")
+        etag = first.headers["etag"]
+        assert etag.strip('"') == hashlib.sha256(first.content).hexdigest()
+        assert pool.call("GET", BUNDLE, "consume", headers={"If-None-Match": etag}).status_code == 304
+        pool.upload(honest(50))
+        pool.settle()
+        time.sleep(0.01)
+        newer = pool.call("GET", BUNDLE, "consume", headers={"If-None-Match": etag})
+        assert newer.status_code == 200 and newer.headers["etag"] != etag
+        old = pool.call("GET", f"/v1/blobs/{etag.strip(chr(34))}", "consume")
+        assert old.content == first.content and "immutable" in old.headers["cache-control"]
+
+    def test_retiring_is_exact(self, pool: Fleet) -> None:
+        victim = pool.upload(honest(3))["id"]
+        assert pool.call("POST", f"/v1/experts/{victim}/state", json={"state": "retired"}).status_code == 200
+        pool.settle()
+        assert_same_merge(pool.bundle(), [honest(seed) for seed in range(6) if seed != 3])
+
+    def test_leaving_out_is_exact(self, pool: Fleet) -> None:
+        rest = [honest(seed) for seed in range(6) if seed not in (1, 4)]
+        assert_same_merge(pool.bundle(exclude=["domain-4", "domain-1"]), rest)
+        own = pool.upload(honest(77), "admin")
+        assert own["state"] == "pending"
+        pool.settle()
+        secret = pool.secrets["consume"]
+        pool.secrets["consume"] = pool.secrets["admin"]
+        assert_same_merge(pool.bundle(exclude_own=True), [honest(seed) for seed in range(6)])
+        pool.secrets["consume"] = secret
+
+    def test_leaving_everything_out(self, pool: Fleet) -> None:
+        query = {"exclude": [f"domain-{seed}" for seed in range(6)]}
+        deadline = time.monotonic() + 10
+        while (answer := pool.call("GET", BUNDLE, params=query)).status_code == 202 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert answer.status_code == 404 and "no experts" in answer.json()["detail"]
+
+    def test_a_stale_variant_is_served_until_the_new_one_is_there(self, pool: Fleet) -> None:
+        pool.bundle(exclude=["domain-1"])
+        pool.upload(honest(60))
+        answer = pool.call("GET", BUNDLE, params={"exclude": "domain-1"})
+        assert answer.status_code == 200
+        deadline = time.monotonic() + 10
+        while pool.bundle(exclude=["domain-1"]).settings["experts"] != 6:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def test_nothing_there_yet(self, fleet: Fleet) -> None:
+        assert fleet.call("GET", BUNDLE).status_code == 404
+        fleet.register()
+        answer = fleet.call("GET", BUNDLE)
+        assert answer.status_code == 404 and "no experts" in answer.json()["detail"]
+        assert fleet.call("POST", "/v1/families/other/experts", content=honest(0).to_bytes()).status_code == 404
+
+
+class TestScreening:
+    def test_poisoned_experts_are_quarantined(self, fleet: Fleet) -> None:
+        fleet.register()
+        poison = {
+            "flipped": expert_of(-task_vector(1), "flipped"),
+            "blown-up": expert_of(20 * task_vector(2), "blown-up"),
+            "random": expert_of(0.14 * np.random.default_rng(3).normal(size=SHARED.size) * 1.0, "random"),
+        }
+        order: list[Expert] = [*poison.values(), *(honest(seed) for seed in range(12))]
+        for expert in order:  # the poison comes first, when there is no crowd yet to compare it with
+            fleet.upload(expert)
+        fleet.settle()
+        states = fleet.states()
+        assert {domain for domain, state in states.items() if state == "quarantined"} == set(poison)
+        assert_same_merge(fleet.bundle(), [honest(seed) for seed in range(12)])
+
+    def test_an_administrator_accepts(self, pool: Fleet) -> None:
+        odd = pool.upload(expert_of(-task_vector(1), "odd"))["id"]
+        pool.settle()
+        found = pool.call("GET", f"/v1/experts/{odd}").json()
+        assert found["state"] == "quarantined" and "cosine" in found["reason"]
+        assert pool.call("POST", f"/v1/experts/{odd}/state", json={"state": "active"}).json()["decided"]
+        pool.settle()
+        assert_same_merge(pool.bundle(), [*(honest(seed) for seed in range(6)), expert_of(-task_vector(1), "odd")])
+
+    def test_an_administrator_quarantines(self, pool: Fleet) -> None:
+        fine = pool.upload(honest(2))["id"]
+        pool.call("POST", f"/v1/experts/{fine}/state", json={"state": "quarantined", "reason": "camera was covered"})
+        pool.upload(honest(9))
+        pool.settle()
+        assert pool.states()["domain-2"] == "quarantined"
+
+    def test_it_can_be_switched_off(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, screen=False)
+        with fleet.client:
+            fleet.register()
+            for expert in (*(honest(seed) for seed in range(6)), expert_of(-task_vector(1), "odd")):
+                fleet.upload(expert)
+            fleet.settle()
+            assert fleet.states()["odd"] == "active"
+
+
+class TestTrust:
+    @pytest.mark.parametrize(
+        ("method", "path", "allowed"),
+        [
+            ("GET", "/v1/families", {"contribute", "consume", "admin"}),
+            ("PUT", f"/v1/families/{FAMILY}", {"contribute", "admin"}),
+            ("POST", EXPERTS, {"contribute", "admin"}),
+            ("GET", BUNDLE, {"contribute", "consume", "admin"}),
+            ("POST", f"/v1/experts/{'0' * 64}/state", {"contribute", "admin"}),
+            ("GET", f"/v1/experts/{'0' * 64}/content", {"admin"}),
+            ("POST", "/v1/reports", {"contribute", "consume", "admin"}),
+        ],
+    )
+    def test_roles(self, fleet: Fleet, method: str, path: str, allowed: set[str]) -> None:
+        assert fleet.client.request(method, path).status_code == 401
+        headers = {"Authorization": "Bearer mgt_wrong"}
+        assert fleet.client.request(method, path, headers=headers).status_code == 401
+        for role in ("contribute", "consume", "admin"):
+            refused = fleet.call(method, path, role).status_code == 403
+            assert refused == (role not in allowed), role
+
+    def test_contributors_retire_only_their_own(self, pool: Fleet) -> None:
+        mine = pool.upload(honest(0))["id"]
+        others = pool.upload(honest(30), "admin")["id"]
+
+        def decide(expert: str, state: str) -> int:
+            path = f"/v1/experts/{expert}/state"
+            return int(pool.call("POST", path, "contribute", json={"state": state}).status_code)
+
+        assert decide(others, "retired") == 403
+        assert decide(mine, "active") == 403
+        assert decide(mine, "retired") == 200
+        assert decide(mine, "retired") == 200
+
+    def test_revoked(self, fleet: Fleet) -> None:
+        assert fleet.call("GET", "/v1/families", "consume").status_code == 200
+        fleet.store.revoke_token(next(t.id for t in fleet.store.tokens() if t.role == "consume"))
+        fleet.app.state.hub.gate.forget_all()
+        assert fleet.call("GET", "/v1/families", "consume").status_code == 401
+
+    def test_rate(self, fleet: Fleet) -> None:
+        fleet.secrets["slow"], _ = fleet.store.create_token("slow", "consume", rate=2)
+        answers = [fleet.call("GET", "/v1/families", "slow") for _ in range(8)]
+        assert [a.status_code for a in answers][:4] == [200] * 4
+        assert answers[-1].status_code == 429 and int(answers[-1].headers["retry-after"]) >= 1
+
+    def test_size(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, max_upload=20_000)
+        fleet.secrets["small"], _ = fleet.store.create_token("small", "contribute", max_upload=100)
+        with fleet.client:
+            fleet.register()
+            for role, size in (("small", 101), ("admin", 20_001)):
+                assert fleet.call("POST", EXPERTS, role, content=b"x" * size).status_code == 413
+                chunked = (b"x" * 50 for _ in range(size // 50 + 1))  # no Content-Length to go by
+                assert fleet.call("POST", EXPERTS, role, content=chunked).status_code == 413
+            assert fleet.call("POST", "/v1/reports", content=b" " * 20_001).status_code == 413
+        assert fleet.store.experts(FAMILY) == []
+
+    def test_signatures(self, tmp_path: Path) -> None:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        signer = Signer.create(tmp_path / "key.pem")
+        assert (tmp_path / "key.pem").stat().st_mode & 0o077 == 0
+        fleet = Fleet(tmp_path / "hub", signing_key=str(tmp_path / "key.pem"))
+        with fleet.client:
+            fleet.register()
+            fleet.upload(honest(1))
+            fleet.settle()
+            answer = fleet.call("GET", BUNDLE)
+            import base64
+
+            key = fleet.client.get("/v1/key").json()["key"]
+            assert key == signer.public_key
+            public = Ed25519PublicKey.from_public_bytes(base64.b64decode(key))
+            signature = base64.b64decode(answer.headers["x-mergetta-signature"])
+            public.verify(signature, answer.content)
+            with pytest.raises(InvalidSignature):
+                public.verify(signature, answer.content + b"x")
+
+    def test_a_cookie_alone_changes_nothing(self, pool: Fleet) -> None:
+        victim = pool.upload(honest(0))["id"]
+        pool.client.cookies.set("mergetta_token", pool.secrets["admin"])
+        assert pool.client.get("/v1/families").status_code == 200
+        path = f"/v1/experts/{victim}/state"
+        assert pool.client.post(path, json={"state": "retired"}).status_code == 401  # as another site could make it
+        ours = {"x-mergetta-dashboard": "1"}
+        assert pool.client.post(path, json={"state": "retired"}, headers=ours).status_code == 200
+
+
+def broken_uploads() -> Iterator[bytes]:
+    good = honest(0).to_bytes()
+    size = struct.unpack("<Q", good[:8])[0]
+    yield b"\0"
+    yield good[:-1]
+    yield good[:20]
+    yield struct.pack("<Q", 2**62) + good[8:]  # a header that claims to be enormous
+    yield struct.pack("<Q", 10**8) + b"{" * 1000
+    yield good[:8] + b"[" * size + good[8 + size :]  # deeply nested
+    yield b"PK\x03\x04" + b"\0" * 500
+    header = {"__metadata__": {"mergetta": "{}"}, "a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}
+    text = json.dumps(header).encode()
+    yield struct.pack("<Q", len(text)) + text  # tensors that would fill all memory
+    nan = honest(0)
+    nan.groups["stem.weight"][0] = np.nan  # type: ignore[index]
+    yield nan.to_bytes()
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("data", list(broken_uploads()))
+    def test_uploads(self, pool: Fleet, data: bytes) -> None:
+        answer = pool.call("POST", EXPERTS, "contribute", content=data)
+        assert answer.status_code == 422
+        assert answer.json()["detail"].endswith(".")
+        assert len(pool.call("GET", EXPERTS).json()) == 6
+
+    @pytest.mark.parametrize("name", ["..", "../x", "..%2f..%2fetc", "%2e%2e", "a/b", "a%00b", "-x", "x" * 201, "a b"])
+    def test_names_with_tricks(self, pool: Fleet, name: str, tmp_path: Path) -> None:
+        for path in (f"/v1/families/{name}", f"/v1/experts/{name}", f"/v1/blobs/{name}"):
+            assert pool.call("GET", path).status_code in (404, 422)
+        answer = pool.call("PUT", f"/v1/families/{name}", content=family_file().to_bytes())
+        assert answer.status_code in (404, 405, 422)
+
+    def test_a_strange_domain_is_only_text(self, pool: Fleet) -> None:
+        strange = "../../<img src=x onerror=alert(1)>\u202e"
+        pool.upload(honest(8, strange))
+        pool.settle()
+        assert strange in pool.states()
+
+    def test_reports(self, pool: Fleet) -> None:
+        good = {
+            "family": FAMILY, "device": "camera-1", "time": time.time(), "state": "adapting", "batches": 3,
+            "images": 192, "entropy": 0.4, "loss": None, "coefficients": {"dimension": 8, "norm": 1.0, "moved": 0.1},
+        }  # fmt: skip
+        later = {**good, "time": good["time"] + 1, "batches": 4, "entropy": None}
+        for _ in range(2):  # a device that got no answer sends again
+            assert pool.call("POST", "/v1/reports", "consume", json=[good, later]).json() == {"taken": 2}
+        found = pool.call("GET", f"/v1/families/{FAMILY}/devices").json()
+        assert [(d["device"], d["last"]["batches"]) for d in found] == [("camera-1", 4)]
+        history = pool.call("GET", f"/v1/families/{FAMILY}/devices/camera-1/reports").json()
+        assert [r["batches"] for r in history] == [3, 4]
+        for change in ({"images": [[1]]}, {"image": "x"}, {"device": "../x"}, {"entropy": "NaN"}, {"state": "lost"}):
+            answer = pool.call("POST", "/v1/reports", json=[{**good, **change}])
+            assert answer.status_code == 422
+            assert isinstance(answer.json()["detail"], str)
+        assert pool.call("POST", "/v1/reports", json=[{**good, "family": "other"}]).status_code == 404
+        assert pool.call("POST", "/v1/reports", content=b"\xff").status_code == 422
+
+
+class TestOperation:
+    def test_open_routes(self, pool: Fleet) -> None:
+        assert pool.client.get("/v1/health").json() == {"status": "ok"}
+        assert pool.client.get("/v1/ready").json() == {"status": "ok"}
+        assert pool.client.get("/v1/key").status_code == 404
+        text = pool.client.get("/metrics").text
+        assert "mergetta_builds" in text and 'route="/v1/families/{family}/experts"' in text
+
+    def test_similarity(self, pool: Fleet) -> None:
+        found = pool.call("GET", f"/v1/families/{FAMILY}/similarity").json()
+        vectors = np.array([task_vector(seed) for seed in range(6)])
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        np.testing.assert_allclose(found["cosines"], unit @ unit.T, atol=0.01)
+        assert found["domains"] == [f"domain-{seed}" for seed in range(6)]
+
+    def test_a_restart_forgets_nothing(self, pool: Fleet, tmp_path: Path) -> None:
+        before = pool.bundle()
+        other = create_app(HubSettings.in_folder(tmp_path, build_every=0.05))
+        with TestClient(other) as client:
+            headers = {"Authorization": f"Bearer {pool.secrets['admin']}"}
+            assert client.get(BUNDLE, headers=headers).content == before.to_bytes()
+            assert client.post(EXPERTS, headers=headers, content=honest(40).to_bytes()).status_code == 201
+            deadline = time.monotonic() + 40
+            while client.get(BUNDLE, headers=headers).content == before.to_bytes() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            found = Bundle.from_bytes(client.get(BUNDLE, headers=headers).content)
+        assert_same_merge(found, [*(honest(seed) for seed in range(6)), honest(40)])
+
+    def test_storage_that_fails_is_503_and_recovers(self, pool: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        import os
+
+        def full(number: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            answer = pool.call("POST", EXPERTS, content=honest(20).to_bytes())
+            assert answer.status_code == 503 and "No space left" in answer.json()["detail"]
+            assert answer.headers["retry-after"]
+            assert pool.call("GET", BUNDLE).status_code == 200  # readers go on
+        assert pool.call("POST", EXPERTS, content=honest(20).to_bytes()).status_code == 201
+        pool.settle()
+        assert pool.bundle().settings["experts"] == 7
+
+    def test_a_build_that_fails_is_tried_again(self, pool: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        builder = pool.app.state.hub.builder
+        original, calls = builder._catch_up, []
+
+        def fails_once(family: Any) -> Any:
+            calls.append(family)
+            if len(calls) == 1:
+                raise RuntimeError("a fault")
+            return original(family)
+
+        monkeypatch.setattr(builder, "_catch_up", fails_once)
+        pool.upload(honest(21))
+        pool.settle()
+        assert len(calls) == 2 and builder.failures == 1
+        assert_same_merge(pool.bundle(), [*(honest(seed) for seed in range(6)), honest(21)])

@@ -1,0 +1,269 @@
+"""The store's contract, against SQLite + a folder and against PostgreSQL + S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mergetta import Bundle, MergettaError, build_bundle
+from mergetta.hub.blobs import Blobs, digest_of
+from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
+from mergetta.hub.store import Conflict, NotThere, Store, Unavailable
+
+from .hub_parts import BASE, FAMILY, expert_of, family_file, honest, postgres, s3, task_vector
+
+SUMMARY = {"experts": 1}
+
+
+def bundle_of(seed: int) -> Bundle:
+    return build_bundle(BASE, [honest(seed)], family=FAMILY)
+
+
+def unsigned(data: bytes) -> None:
+    return None
+
+
+class StoreContract:
+    """Subclasses give the fixture `store`, fresh for each test."""
+
+    def test_a_family_is_registered_once(self, store: Store) -> None:
+        data = family_file().to_bytes()
+        assert store.put_family(data, FAMILY) is True
+        assert store.put_family(data, FAMILY) is False
+        assert store.family_file(FAMILY).frozen == ("block1.weight", "block1.bias")
+        assert [family.id for family in store.families()] == [FAMILY]
+        other = type(family_file())(FAMILY, {"a": np.ones(2)}).to_bytes()
+        with pytest.raises(Conflict, match="other contents"):
+            store.put_family(other, FAMILY)
+        with pytest.raises(MergettaError, match="describes the family"):
+            store.put_family(data, "another")
+        with pytest.raises(NotThere, match="does not know"):
+            store.family("nobody")
+
+    def test_uploads_are_idempotent(self, registered: Store) -> None:
+        data = honest(1).to_bytes()
+        first, created = registered.add_expert(FAMILY, data, "t1")
+        again, created_again = registered.add_expert(FAMILY, data, "t2")
+        assert (created, created_again) == (True, False)
+        assert first == again
+        assert first.id == digest_of(data)
+        assert (first.state, first.domain, first.samples, first.method) == (PENDING, "domain-1", 4000, "roid")
+        assert registered.blob(first.id) == data
+        assert registered.family(FAMILY).generation == 1
+
+    def test_concurrent_uploads_are_all_there_once(self, registered: Store) -> None:
+        contents = [honest(seed).to_bytes() for seed in range(25)] * 3
+        with ThreadPoolExecutor(12) as pool:
+            results = list(pool.map(lambda data: registered.add_expert(FAMILY, data, "t"), contents))
+        assert sum(created for _, created in results) == 25
+        assert {e.id for e in registered.experts(FAMILY)} == {digest_of(data) for data in contents}
+        assert registered.family(FAMILY).generation == 25
+
+    def test_unusable_uploads_leave_nothing(self, registered: Store) -> None:
+        wrong_shape = type(honest(0))({"stem.weight": np.ones(3)}, FAMILY, "fog")
+        for data in (b"", b"rubbish" * 50, wrong_shape.to_bytes(), expert_of(task_vector(0), family="x").to_bytes()):
+            with pytest.raises(MergettaError):
+                registered.add_expert(FAMILY, data, "t")
+        assert registered.experts(FAMILY) == []
+        assert registered.family(FAMILY).generation == 0
+
+    def test_people_overrule_the_screening(self, registered: Store) -> None:
+        expert, _ = registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
+        registered.judge({expert.id: (QUARANTINED, "odd")}, revision=1)
+        assert registered.expert(expert.id).reason == "odd"
+        registered.decide(expert.id, ACTIVE, "known device")
+        registered.judge({expert.id: (QUARANTINED, "odd")}, revision=2)
+        assert registered.expert(expert.id).state == ACTIVE
+        assert registered.counts(FAMILY) == {ACTIVE: 1}
+        registered.decide(expert.id, RETIRED, "")
+        with pytest.raises(Conflict):
+            registered.decide(expert.id, ACTIVE, "")
+        with pytest.raises(MergettaError, match="can be made"):
+            registered.decide(expert.id, PENDING, "")
+
+    def test_changes_can_be_followed(self, registered: Store) -> None:
+        ids = [registered.add_expert(FAMILY, honest(seed).to_bytes(), "t")[0].id for seed in range(3)]
+        assert [e.id for e in registered.experts(FAMILY)] == ids
+        assert [e.id for e in registered.experts(FAMILY, limit=2)] == ids[1:]
+        assert [e.id for e in registered.experts(FAMILY, revision=3)] == ids[2:]
+        registered.decide(ids[0], ACTIVE, "")
+        assert {e.id for e in registered.experts(FAMILY, revision=4)} == {ids[0]}
+        registered.judge({ids[0]: (QUARANTINED, ""), ids[1]: (ACTIVE, "")}, revision=2)
+        assert {e.id: e.revision for e in registered.experts(FAMILY)} == {ids[0]: 4, ids[1]: 2, ids[2]: 3}
+
+    def test_the_newest_bundle_is_current(self, registered: Store) -> None:
+        whole = Variant()
+        assert registered.current(FAMILY, whole) is None
+        for generation, seed in ((2, 1), (5, 2), (4, 3)):  # a slow builder comes late
+            registered.publish(FAMILY, whole, generation, bundle_of(seed), lambda data: "signed", SUMMARY)
+        current = registered.current(FAMILY, whole)
+        assert current is not None
+        assert (current.generation, current.signature) == (5, "signed")
+        assert registered.blob(current.id) == bundle_of(2).to_bytes()
+        assert registered.bundle_exists(current.id) and not registered.bundle_exists("0" * 64)
+        assert registered.family(FAMILY).built == 5
+        registered.publish(FAMILY, whole, 5, bundle_of(3), unsigned, SUMMARY)  # two builders at once: the first counts
+        assert registered.current(FAMILY, whole) == current
+        registered.publish(FAMILY, whole, 6, None, unsigned, None)
+        assert registered.current(FAMILY, whole) is None
+
+    def test_variants(self, registered: Store) -> None:
+        mine, _ = registered.add_expert(FAMILY, honest(1, "fog").to_bytes(), "me")
+        other, _ = registered.add_expert(FAMILY, honest(2, "snow").to_bytes(), "you")
+        registered.judge({mine.id: (ACTIVE, ""), other.id: (ACTIVE, "")}, revision=2)
+        without_fog, without_mine = Variant.of(["fog", "fog"]), Variant.of(token="me")
+        assert Variant.of(["b", "a"]).key == Variant.of(["a", "b"]).key != Variant.of(["a"]).key
+        assert registered.left_out(FAMILY, without_fog) == [mine.id]
+        assert registered.left_out(FAMILY, without_mine) == [mine.id]
+        assert registered.left_out(FAMILY, Variant.of(["snow"], "me")) != []
+        registered.want(FAMILY, without_fog)
+        registered.want(FAMILY, without_fog)
+        assert registered.wanted(FAMILY, since=0) == [(without_fog, -1)]
+        registered.publish(FAMILY, without_fog, 2, bundle_of(2), unsigned, SUMMARY)
+        assert registered.wanted(FAMILY, since=0) == [(without_fog, 2)]
+        assert registered.variant_built(FAMILY, without_fog) == 2
+        assert registered.variant_built(FAMILY, without_mine) == -1
+        assert registered.current(FAMILY, Variant()) is None
+        assert registered.kinds(FAMILY) == {("fog", "roid"), ("snow", "roid")}
+
+    def test_one_builder_at_a_time(self, registered: Store) -> None:
+        assert registered.lease(FAMILY, "a", 60)
+        assert registered.lease(FAMILY, "a", 60)
+        assert not registered.lease(FAMILY, "b", 60)
+        assert registered.lease(FAMILY, "a", -1)
+        assert registered.lease(FAMILY, "b", 60)
+
+    def test_tokens_are_stored_hashed(self, store: Store) -> None:
+        secret, token = store.create_token("camera", "consume", rate=3)
+        assert store.find_token(secret) == token
+        assert store.find_token(secret + "x") is None
+        with store.database.read() as connection:
+            rows = connection.exec_driver_sql("SELECT * FROM tokens").all()
+        assert secret not in repr(rows)
+        store.revoke_token(token.id)
+        assert store.find_token(secret) is None
+        assert store.tokens()[0].revoked is not None
+        with pytest.raises(MergettaError, match="role"):
+            store.create_token("x", "king")
+        with pytest.raises(NotThere):
+            store.revoke_token("nobody")
+
+    def test_reports_are_bounded_per_device(self, registered: Store) -> None:
+        registered.reports_kept = 5
+        for number in range(4):
+            entries = [
+                {"family": FAMILY, "device": name, "time": float(10 * number + i), "entropy": 0.1}
+                for name in ("a", "b")
+                for i in range(2)
+            ]
+            registered.add_reports(entries, "t")
+        assert [d.device for d in registered.devices(FAMILY)] == ["a", "b"]
+        assert [r["time"] for r in registered.reports(FAMILY, "a")] == [11.0, 20.0, 21.0, 30.0, 31.0]
+        assert registered.devices(FAMILY)[0].last["time"] == 31.0
+        with pytest.raises(NotThere):
+            registered.add_reports([{"family": "x", "device": "a", "time": 0.0}], "t")
+
+    def test_a_second_process_sees_the_same(self, registered: Store, reopen) -> None:  # type: ignore[no-untyped-def]
+        expert, _ = registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
+        other = reopen()
+        assert other.expert(expert.id) == expert
+        assert other.blob(expert.id) == honest(1).to_bytes()
+        other.close()
+
+    def test_a_missing_or_damaged_blob_is_not_served(self, registered: Store) -> None:
+        with pytest.raises(NotThere):
+            registered.blob("0" * 64)
+        digest = registered.put_blob(b"right")
+        registered.blobs._system.pipe_file(registered.blobs.path(digest), b"wrong")
+        with pytest.raises(Unavailable, match="damaged"):
+            registered.blob(digest)
+
+    def test_ready(self, store: Store) -> None:
+        store.check()
+
+    @pytest.fixture
+    def registered(self, store: Store) -> Store:
+        store.put_family(family_file().to_bytes(), FAMILY)
+        return store
+
+
+class TestSqliteAndFolder(StoreContract):
+    @pytest.fixture
+    def reopen(self, tmp_path: Path):  # type: ignore[no-untyped-def]
+        return lambda: Store(f"sqlite:///{tmp_path / 'hub.db'}", str(tmp_path / "blobs"))
+
+    @pytest.fixture
+    def store(self, reopen) -> Iterator[Store]:  # type: ignore[no-untyped-def]
+        store = reopen()
+        yield store
+        store.close()
+
+    def test_wal_and_full_sync(self, store: Store) -> None:
+        with store.database.read() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+    def test_the_tables_are_what_the_code_thinks(self, store: Store) -> None:
+        from alembic.autogenerate import compare_metadata
+        from alembic.migration import MigrationContext
+
+        from mergetta.hub.schema import metadata
+
+        with store.database.engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+    def test_full_disk(self, registered: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        import os
+
+        def full(number: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(Unavailable, match="No space left"):
+                registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
+        assert registered.experts(FAMILY) == []
+        assert registered.add_expert(FAMILY, honest(1).to_bytes(), "t")[1]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    with postgres(tmp_path_factory.mktemp("postgres")) as database, s3() as blobs:
+        yield database, blobs
+
+
+class TestPostgresAndS3(StoreContract):
+    @pytest.fixture
+    def reopen(self, servers: tuple[str, str]):  # type: ignore[no-untyped-def]
+        return lambda: Store(*servers)
+
+    @pytest.fixture
+    def store(self, reopen) -> Iterator[Store]:  # type: ignore[no-untyped-def]
+        from mergetta.hub.schema import metadata
+
+        store = reopen()
+        with store.database.write() as connection:
+            for table in reversed(metadata.sorted_tables):
+                connection.execute(table.delete())
+        yield store
+        store.close()
+
+
+def test_unreachable_servers_are_said_to_be(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(Unavailable, match="database is not available"):
+        Store("postgresql://nobody@127.0.0.1:1/none", str(tmp_path))
+    with pytest.raises(MergettaError, match="SQLite or PostgreSQL"):
+        Store("mysql://a@b/c", str(tmp_path))
+    with pytest.raises(MergettaError, match="not the address"):
+        Store("rubbish", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "", "0" * 63, "0" * 64 + "\n", "G" * 64])
+def test_only_digests_are_paths(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="not a digest"):
+        Blobs(str(tmp_path)).path(name)
