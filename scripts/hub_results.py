@@ -280,7 +280,7 @@ def poison() -> None:
         "the 12 honest ones alone": ({d: e for d, e in experts.items() if d not in poisoned}, True),
     }
     for name, (pool, screened) in pools.items():
-        errors = []
+        errors, quarantined = [], set()
         for target in suite.domains:
             with tempfile.TemporaryDirectory() as folder:
                 settings = HubSettings.in_folder(Path(folder), screen=screened)
@@ -293,14 +293,17 @@ def poison() -> None:
                 current = store.current(runtime.family, Variant())
                 assert current is not None
                 runtime.load(Bundle.from_bytes(store.blob(current.id)).merge())
-                out = sorted(e.domain for e in store.experts(runtime.family, ("quarantined",)))
+                quarantined |= {e.domain for e in store.experts(runtime.family, ("quarantined",))}
                 store.close()
             wrong = images = 0
             for batch, labels in domain_of(target, 5, suite.samples).stream(0, suite.batch_size):
                 wrong += int(np.count_nonzero(np.argmax(runtime(batch).logits, axis=1) != labels))
                 images += len(labels)
             errors.append(100 * wrong / images)
-        print(f"{name}: error {np.mean(errors):.2f} % over {len(errors)} domains; quarantined: {out}", flush=True)
+        print(
+            f"{name}: error {np.mean(errors):.2f} % over {len(errors)} domains; quarantined: {sorted(quarantined)}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class Fleet:
         domains = list(CORRUPTIONS)
         for number in range(STRONG):
             threading.Thread(target=self._contribute, args=(number, domains[number::STRONG]), daemon=True).start()
-        self.wait_for(self.has_bundle, 300, "No expert has arrived")
+        self.wait_for(self.has_bundle, 300, "No experts have arrived")
 
     def _contribute(self, number: int, domains: list[str]) -> None:
         for domain in domains:
@@ -172,8 +172,9 @@ class Fleet:
         return Picture(time.monotonic() - since, families[0]["experts"].get("active", 0), self.weak)
 
     def has_bundle(self) -> bool:
+        """Of two experts: who leaves out its own corruption needs another one."""
         families = self.get("/v1/families")
-        return bool(families and families[0]["bundle"])
+        return bool(families and families[0]["bundle"] and families[0]["experts"].get("active", 0) >= 2)
 
     def spawn(self, name: str, *arguments: str, token: str = "admin", **options: Any) -> subprocess.Popen[bytes]:
         """A `mergetta` process; what it says goes to a file."""
@@ -225,7 +226,7 @@ def run_demo(folder: Path, port: int, seconds: float, frames_per_second: float =
         yield f"dashboard: {fleet.dashboard}"
         yield "preparing the streams of the weak devices"
         fleet.prepare()
-        yield f"{STRONG} strong devices adapt to their first corruption"
+        yield f"{STRONG} strong devices adapt to their first corruptions"
         fleet.start_strong()
         yield f"the first bundle is there: {len(WEAK)} weak devices start to predict"
         fleet.start_weak()
