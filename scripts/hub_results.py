@@ -2,6 +2,7 @@
 
 python scripts/hub_results.py load      # requests per second, latency at half that rate, 200 uploads at once; 1 minute
 python scripts/hub_results.py kill 100  # kill −9 at random moments under load, then look for what was acknowledged
+python scripts/hub_results.py scale     # one more expert among 10 … 10,000 at the size of ViT-B/16; 10 minutes, 2 GB
 python scripts/hub_results.py poison    # 3 poisoned experts of 15, with and without screening: the fleet's error
 """
 
@@ -29,6 +30,8 @@ import numpy as np
 
 from mergetta import Bundle, Expert, TorchRuntime, load_family
 from mergetta.family_file import FamilyFile
+from mergetta.hub.builder import Builder
+from mergetta.hub.records import Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
 
@@ -239,9 +242,60 @@ def kill(times: str = "100") -> None:
         for expert in stored:
             Expert.from_bytes(store.blob(expert))  # checks the digest too
         lost = acknowledged - stored
+        while store.family(family).built < store.family(family).generation:  # a lease of the killed hub runs out first
+            time.sleep(0.1)
         bundle = hub.bundle(family, store.counts(family)["active"])
         held = bundle.settings["experts"]
         print(f"\n{len(stored)} stored, {len(lost)} acknowledged uploads lost; the bundle holds {held}")
+
+
+def scale(most: str = "10000") -> None:
+    """Upload one more expert and publish the new bundle: store and builder as in the hub, without HTTP."""
+    base = {f"norm{i}": np.ones(768, np.float32) for i in range(50)}
+    rng = np.random.default_rng(0)
+    directions = rng.normal(size=(15, 50, 768))
+
+    def expert(seed: int) -> bytes:
+        own = np.random.default_rng(seed + 1)
+        task = 0.01 * (directions[seed % 15] + directions.mean(0) + 0.5 * own.normal(size=(50, 768)))
+        groups = {name: base[name] + task[i] for i, name in enumerate(base)}
+        return Expert(groups, "vit", f"domain-{seed % 15}", None, {"method": "roid", "samples": 4000}).to_bytes()
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = HubSettings.in_folder(Path(folder))
+        store = Store(settings.database, settings.blobs)
+        store.put_family(FamilyFile("vit", base).to_bytes(), "vit")
+        file = store.family_file("vit")
+        builder = Builder(store, settings)
+        count = 0
+        for wanted in (10, 30, 100, 300, 1000, 3000, 10000):
+            if wanted > int(most):
+                break
+            while count < wanted:
+                store.add_expert("vit", expert(count), "t", file)
+                count += 1
+            start = time.perf_counter()
+            builder.build_all()
+            caught_up = time.perf_counter() - start
+            seconds = []
+            for _ in range(3):
+                data = expert(count)
+                count += 1
+                start = time.perf_counter()
+                store.add_expert("vit", data, "t", file)
+                uploaded = time.perf_counter()
+                builder.build_all()
+                seconds.append((uploaded - start, time.perf_counter() - uploaded))
+            upload, build = np.median(seconds, axis=0)
+            current = store.current("vit", Variant())
+            assert current is not None and current.experts == count
+            status = Path("/proc/self/status").read_text()
+            peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
+            print(
+                f"{count:6} experts: upload {upload:.3f} s, screen + merge + publish {build:.2f} s (catching up: "
+                f"{caught_up:.1f} s), pool {builder.memory / 2**20:.0f} MB, peak {peak:.0f} MB",
+                flush=True,
+            )
 
 
 def poison() -> None:
@@ -249,8 +303,6 @@ def poison() -> None:
     from mergetta.bench.store import Store as Results
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
-    from mergetta.hub.builder import Builder
-    from mergetta.hub.records import Variant
 
     suite = load_suite("fashion-bn").restricted(samples=2000)
     runtime = TorchRuntime(load_family("fashion-bn"))
@@ -307,4 +359,4 @@ def poison() -> None:
 
 
 if __name__ == "__main__":
-    {"load": load, "kill": kill, "poison": poison}[sys.argv[1]](*sys.argv[2:])
+    {"load": load, "kill": kill, "scale": scale, "poison": poison}[sys.argv[1]](*sys.argv[2:])

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -51,57 +51,87 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@contextmanager
-def postgres(folder: Path) -> Iterator[str]:
+class Postgres:
     """A PostgreSQL server of its own, as a user that is not root (it refuses to be)."""
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin")) if Path("/usr/lib/postgresql").is_dir() else []
-    if not programs or not shutil.which("runuser"):
-        pytest.skip("PostgreSQL's server is not installed")
-    pytest.importorskip("psycopg")
-    data, port = folder / "pg", free_port()
-    data.mkdir()
-    prefix: list[str] = []
-    if os.geteuid() == 0:
-        shutil.chown(data, "postgres", "postgres")
-        for parent in data.parents:
-            if parent.stat().st_uid == 0 and parent != Path("/") and str(parent).startswith(str(folder.parents[1])):
+
+    def __init__(self, folder: Path) -> None:
+        programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+        if not programs or not shutil.which("runuser"):
+            pytest.skip("PostgreSQL's server is not installed")
+        pytest.importorskip("psycopg")
+        self.programs, self.data, port = programs[-1], folder / "pg", free_port()
+        self.prefix: list[str] = []
+        self.data.mkdir()
+        if os.geteuid() == 0:
+            shutil.chown(self.data, "postgres", "postgres")
+            for parent in self.data.parents[:3]:  # pytest's own, which only root may enter
                 parent.chmod(parent.stat().st_mode | 0o055)
-        prefix = ["runuser", "-u", "postgres", "--"]
-    run = lambda *command: subprocess.run([*prefix, *command], check=True, capture_output=True, cwd="/")  # noqa: E731
-    run(str(programs[-1] / "initdb"), "-D", str(data), "-A", "trust", "-U", "mergetta", "--no-sync")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
-    run(str(programs[-1] / "pg_ctl"), "-D", str(data), "-o", options, "-l", str(data / "log"), "-w", "start")
-    try:
-        yield f"postgresql://mergetta@127.0.0.1:{port}/postgres"
-    finally:
-        run(str(programs[-1] / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
+            self.prefix = ["runuser", "-u", "postgres", "--"]
+        self.url = f"postgresql://mergetta@127.0.0.1:{port}/postgres"
+        self.options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
+        self.run("initdb", "-A", "trust", "-U", "mergetta", "--no-sync")
+
+    def run(self, program: str, *arguments: str) -> None:
+        command = [*self.prefix, str(self.programs / program), "-D", str(self.data), *arguments]
+        subprocess.run(command, check=True, capture_output=True, cwd="/")
+
+    def start(self) -> None:
+        self.run("pg_ctl", "-o", self.options, "-l", str(self.data / "log"), "-w", "start")
+
+    def stop(self) -> None:
+        self.run("pg_ctl", "-m", "immediate", "stop")
 
 
 @contextmanager
-def s3() -> Iterator[str]:
-    """An S3 server (moto's) with one bucket."""
-    server_module = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    server = server_module.ThreadedMotoServer(port=free_port(), verbose=False)
+def postgres(folder: Path) -> Iterator[Postgres]:
+    server = Postgres(folder)
     server.start()
-    _, port = server.get_host_and_port()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class S3:
+    """An S3 server (moto's) with one bucket."""
+
+    url = "s3://mergetta/hub"
+
+    def __init__(self) -> None:
+        self.module = pytest.importorskip("moto.server")
+        pytest.importorskip("s3fs")
+        self.port = free_port()
+        self.start()
+
+    def start(self) -> None:
+        self.server = self.module.ThreadedMotoServer(port=self.port, verbose=False)
+        self.server.start()
+
+    def stop(self) -> None:
+        self.server.stop()
+
+
+@contextmanager
+def s3() -> Iterator[S3]:
+    server = S3()
     given = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}",
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
     }
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
     try:
-        import fsspec
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in given.items():
+                patch.setenv(name, value)
+            import fsspec
 
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("mergetta")
-        yield "s3://mergetta/hub"
+            with suppress(FileExistsError):  # moto remembers for as long as the process lives
+                fsspec.filesystem("s3", skip_instance_cache=True).mkdir("mergetta")
+            yield server
     finally:
         server.stop()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 @contextmanager

@@ -17,7 +17,7 @@ TARGET = np.linspace(-1, 1, 6)
 
 
 def test_exact_losses_take_the_smallest() -> None:
-    found = calibrate_delta(lambda w: float(((w["w"] - TARGET) ** 2).sum()), {"w": np.zeros(6)})
+    found = calibrate_delta(lambda w: float(((w - TARGET) ** 2).sum()), np.zeros(6))
     assert found.delta == GRID[0]
     assert found.agreement[GRID[0]] == pytest.approx(1)
 
@@ -26,10 +26,10 @@ def test_exact_losses_take_the_smallest() -> None:
 def test_rounded_losses_need_more(step: float) -> None:
     """A loss known only to multiples of `step`: differences 2δS must be several steps, slopes S are about 4."""
 
-    def rounded(w: dict) -> float:
-        return round(float(((w["w"] - TARGET) ** 2).sum()) / step) * step
+    def rounded(w: np.ndarray) -> float:
+        return round(float(((w - TARGET) ** 2).sum()) / step) * step
 
-    found = calibrate_delta(rounded, {"w": np.zeros(6)})
+    found = calibrate_delta(rounded, np.zeros(6))
     assert step / 8 < found.delta < 20 * step
 
 
@@ -38,7 +38,7 @@ def test_correlation() -> None:
     assert correlation(np.zeros(2), np.ones(2)) == 0
     assert correlation(np.array([np.nan, 1]), np.ones(2)) == -1
     with pytest.raises(MergettaError, match="At least 4 directions"):
-        calibrate_delta(lambda w: 0.0, {"w": np.zeros(2)}, directions=1)
+        calibrate_delta(lambda w: 0.0, np.zeros(2), directions=1)
 
 
 def test_command_writes_the_model(tmp_path: Path) -> None:

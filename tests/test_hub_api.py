@@ -187,6 +187,7 @@ class TestScreening:
     def test_an_administrator_accepts(self, pool: Fleet) -> None:
         odd = pool.upload(expert_of(-task_vector(1), "odd"))["id"]
         pool.settle()
+        assert [e["id"] for e in pool.call("GET", f"{EXPERTS}?state=quarantined").json()] == [odd]
         found = pool.call("GET", f"/v1/experts/{odd}").json()
         assert found["state"] == "quarantined" and "cosine" in found["reason"]
         assert pool.call("POST", f"/v1/experts/{odd}/state", json={"state": "active"}).json()["decided"]

@@ -28,7 +28,7 @@ from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
 from mergetta.hub.store import Store
 
-from .hub_parts import FAMILY, family_file, free_port, honest, postgres, s3
+from .hub_parts import FAMILY, S3, Postgres, family_file, free_port, honest, postgres, s3
 
 KILLS = int(os.environ.get("MERGETTA_KILLS", "4"))
 
@@ -177,12 +177,45 @@ def test_the_first_start_prints_a_token_once(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Iterator[HubSettings]:
+def servers(tmp_path: Path) -> Iterator[tuple[Postgres, S3]]:
     with postgres(tmp_path) as database, s3() as blobs:
-        yield HubSettings(database=database, blobs=blobs, build_every=0.05)
+        yield database, blobs
 
 
-def test_two_hubs_share_postgres_and_s3(shared: HubSettings) -> None:
+def test_servers_that_go_away_and_come_back(servers: tuple[Postgres, S3]) -> None:
+    app = create_app(HubSettings(database=servers[0].url, blobs=servers[1].url, build_every=0.05))
+    secret, _ = app.state.hub.store.create_token("t", "admin")
+    headers = {"Authorization": f"Bearer {secret}"}
+    path = f"/v1/families/{FAMILY}/experts"
+    with TestClient(app) as client:
+        client.put(f"/v1/families/{FAMILY}", content=family_file().to_bytes(), headers=headers)
+        for number, server in enumerate(servers):
+            server.stop()
+            app.state.hub.gate.forget_all()
+            answer = client.post(path, content=honest(number).to_bytes(), headers=headers)
+            assert answer.status_code == 503, answer.text
+            assert "not available" in answer.json()["detail"]
+            assert client.get("/v1/ready").status_code == 503
+            assert client.get("/v1/health").status_code == 200
+            server.start()
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                answer = client.post(path, content=honest(number).to_bytes(), headers=headers)
+                if answer.status_code == 201:
+                    break
+                time.sleep(0.1)
+            assert answer.status_code == 201, answer.text
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            answer = client.get(f"/v1/families/{FAMILY}/bundle", headers=headers)
+            if answer.status_code == 200 and Bundle.from_bytes(answer.content).settings["experts"] == 2:
+                return
+            time.sleep(0.05)
+    raise AssertionError("the hub did not recover")
+
+
+def test_two_hubs_share_postgres_and_s3(servers: tuple[Postgres, S3]) -> None:
+    shared = HubSettings(database=servers[0].url, blobs=servers[1].url, build_every=0.05)
     first, second = create_app(shared), create_app(shared)
     secret, _ = first.state.hub.store.create_token("t", "admin")
     headers = {"Authorization": f"Bearer {secret}"}

@@ -233,7 +233,7 @@ class TestSqliteAndFolder(StoreContract):
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     with postgres(tmp_path_factory.mktemp("postgres")) as database, s3() as blobs:
-        yield database, blobs
+        yield database.url, blobs.url
 
 
 class TestPostgresAndS3(StoreContract):

@@ -73,12 +73,36 @@ class Bundle:
         """How many coefficients move."""
         return sum(self.coefficients[name].size for name in self.moving)
 
-    def merge(self, coefficients: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
-        """Merged groups for the given coefficients; groups not named keep their initial ones."""
-        for name, w in (coefficients or {}).items():
+    @cached_property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        """The groups that move, and how many coefficients each has: the layout of `flatten`."""
+        return tuple((name, self.coefficients[name].size) for name in self.moving)
+
+    def flatten(self, coefficients: Mapping[str, Vector] | None = None) -> Vector:
+        """The coefficients that move, one after the other; by default the initial ones."""
+        given = self.coefficients if coefficients is None else coefficients
+        parts = [np.asarray(given[name], dtype=np.float64) for name, _ in self.sizes]
+        return np.concatenate([*parts, np.empty(0)])
+
+    def unflatten(self, vector: Vector) -> dict[str, Vector]:
+        """The inverse of `flatten`: views of the vector."""
+        ends = np.cumsum([size for _, size in self.sizes])
+        return {name: vector[end - size : end] for (name, size), end in zip(self.sizes, ends, strict=True)}
+
+    def merge(self, coefficients: Mapping[str, Vector] | Vector | None = None) -> dict[str, Vector]:
+        """Merged groups for the given coefficients (by name, or as `flatten` lays them out).
+
+        Groups not named keep their initial ones.
+        """
+        if isinstance(coefficients, np.ndarray):
+            return self._packed.merge(coefficients)
+        named = dict(coefficients or {})
+        for name, w in named.items():
             if name not in self.base or np.shape(w) != self.coefficients[name].shape:
                 raise MergettaError(f"These coefficients do not fit the bundle: group {name!r}.")
-        return self._packed.merge({**self.coefficients, **(coefficients or {})})
+        merged = self._packed.merge(self.flatten({**self.coefficients, **named}))
+        fixed = named.keys() - {name for name, _ in self.sizes}
+        return merged | {name: self.base[name] + np.float32(named[name]) @ self.basis[name] for name in fixed}
 
     @cached_property
     def _packed(self) -> Packed:
@@ -136,20 +160,24 @@ class Packed:
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        sizes = [base.size for base in bundle.base.values()]
-        ranks = [len(basis) for basis in bundle.basis.values()]
-        ends = np.cumsum(sizes)
-        self.slices = [(n, slice(end - size, end)) for n, size, end in zip(bundle.base, sizes, ends, strict=True)]
-        self.sizes = sizes
+        self.sizes = [base.size for base in bundle.base.values()]
+        ends = np.cumsum(self.sizes)
+        self.slices = [(n, slice(e - size, e)) for n, size, e in zip(bundle.base, self.sizes, ends, strict=True)]
         self.base = np.concatenate(list(bundle.base.values()))
-        self.basis = np.zeros((max(ranks), self.base.size), np.float32)
-        for (name, where), rank in zip(self.slices, ranks, strict=True):
-            self.basis[:rank, where] = bundle.basis[name]
-        self.filled = np.arange(max(ranks)) < np.array(ranks)[:, None]  # (groups, rank): where coefficients go
+        rank = max(len(basis) for basis in bundle.basis.values())
+        self.basis = np.zeros((rank, self.base.size), np.float32)
+        self.start = np.zeros((rank, len(self.sizes)), np.float32)
+        moves = np.zeros_like(self.start, dtype=bool)
+        for i, (name, where) in enumerate(self.slices):
+            basis = bundle.basis[name]
+            self.basis[: len(basis), where] = basis
+            self.start[: len(basis), i] = bundle.coefficients[name]
+            moves[: len(basis), i] = name in bundle.moving
+        columns, rows = np.nonzero(moves.T)  # in the order of `flatten`: group by group
+        self.moves = rows, columns
 
-    def merge(self, coefficients: Mapping[str, Vector]) -> dict[str, Vector]:
-        """`coefficients` names every group."""
-        w = np.zeros(self.filled.shape, np.float32)
-        w[self.filled] = np.concatenate([coefficients[name] for name, _ in self.slices])
-        merged = self.base + np.einsum("rd,rd->d", np.repeat(w.T, self.sizes, axis=1), self.basis)
+    def merge(self, coefficients: Vector) -> dict[str, Vector]:
+        w = self.start.copy()
+        w[self.moves] = coefficients
+        merged = self.base + np.einsum("rd,rd->d", np.repeat(w, self.sizes, axis=1), self.basis)
         return {name: merged[where] for name, where in self.slices}

@@ -42,7 +42,7 @@ def command(
         task = bar.add_task("measuring")
         found = calibrate_delta(
             lambda w: adapter.loss_at(w, batch),
-            adapter.coefficients,
+            adapter.point,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if write:

@@ -134,7 +134,7 @@ class Governor:
     def _score(self, images: Array, initial: bool) -> float:
         """Mean entropy − entropy of the mean: low for predictions that are certain and diverse."""
         bundle = self.adapter.bundle
-        self.adapter.runtime.load(bundle.merge(None if initial else self.adapter.coefficients))
+        self.adapter.runtime.load(bundle.merge(None if initial else self.adapter.point))
         logits = to_numpy(self.adapter.runtime(images).logits)
         mean = np.mean(softmax(logits), axis=0)
         return float(np.mean(entropy(logits)) + np.sum(mean * np.log(mean + 1e-12)))
@@ -145,8 +145,7 @@ class Governor:
         self.state = SETTLED
 
     def _restart(self) -> None:
-        bundle = self.adapter.bundle
-        self.adapter.coefficients = {name: bundle.coefficients[name].astype(np.float64) for name in bundle.moving}
+        self.adapter.point = self.adapter.bundle.flatten()
         self.adapter.history.clear()
 
     def swap(self, bundle: Bundle) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -134,11 +134,15 @@ async def post_expert(
 
 @router.get("/families/{family}/experts", tags=["experts"], responses=MISSING)
 def list_experts(
-    family: FamilyName, hub: TheHub, token: Anyone, limit: Annotated[int, Query(ge=1, le=1000)] = 200
+    family: FamilyName,
+    hub: TheHub,
+    token: Anyone,
+    state: Literal["pending", "active", "quarantined", "retired"] | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> list[ExpertShape]:
-    """The latest experts, in the order of their arrival."""
+    """The latest experts (in one state, if asked so), in the order of their arrival."""
     hub.store.family(family)
-    return [expert_shape(expert) for expert in hub.store.experts(family, limit=limit)]
+    return [expert_shape(expert) for expert in hub.store.experts(family, (state,) if state else None, limit=limit)]
 
 
 @router.get("/experts/{expert}", tags=["experts"], responses=MISSING)

@@ -27,7 +27,8 @@ class Blobs:
     def __init__(self, address: str) -> None:
         self.local = "://" not in address
         self.root = str(Path(address).absolute()) if self.local else address.rstrip("/")
-        self._system: Any = fsspec.filesystem("file") if self.local else fsspec.core.url_to_fs(self.root)[0]
+        options = {"skip_instance_cache": True}  # a cached one would keep the credentials of its first use
+        self._system: Any = fsspec.core.url_to_fs(self.root, **options)[0]
 
     def path(self, digest: str) -> str:
         if not DIGEST.fullmatch(digest):

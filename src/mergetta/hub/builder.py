@@ -27,14 +27,15 @@ from mergetta.merging.build import LOSS_OF
 from mergetta.merging.scatter import Pool
 
 log = logging.getLogger("mergetta.hub")
-LEASE = 30.0
+LEASE = 10.0
+"""Seconds after which another hub takes over from one that died in the middle of a build."""
 YARDSTICK = 256
 """Most experts that a newcomer is compared with."""
 RESCREEN = 30
 """Pools up to this size are screened as a whole again: what was odd among six may be usual among twenty."""
 DEMAND = 3600.0
 """Seconds for which a variant is kept up to date after somebody has asked for it."""
-CHUNK = 64
+CHUNK = 256
 
 
 @dataclass

@@ -20,8 +20,10 @@ def softmax(logits: Array) -> Array:
 def entropy(logits: Array) -> Array:
     """H of the predicted distribution, per sample."""
     xp = array_namespace(logits)
-    logs = log_softmax(logits)
-    return -xp.sum(xp.exp(logs) * logs, axis=-1)
+    shifted = logits - xp.max(logits, axis=-1, keepdims=True)
+    weights = xp.exp(shifted)
+    total = xp.sum(weights, axis=-1)
+    return xp.log(total) - xp.sum(weights * shifted, axis=-1) / total
 
 
 def constant(x: Array) -> Array:

@@ -7,7 +7,7 @@ they agree. The smallest δ whose slopes agree is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
-from mergetta.zeroth_order.perturbation import draw, moved
+from mergetta.zeroth_order.perturbation import draw
 
 GRID = tuple(1e-4 * 2**k for k in range(14))
 """1e-4, the paper's δ for a float32 ViT, up to about 0.8."""
@@ -28,8 +28,8 @@ class Calibration(NamedTuple):
 
 
 def calibrate_delta(
-    loss: Callable[[Mapping[str, Vector]], float],
-    point: Mapping[str, Vector],
+    loss: Callable[[Vector], float],
+    point: Vector,
     directions: int = 8,
     threshold: float = 0.95,
     seed: int = 0,
@@ -37,21 +37,16 @@ def calibrate_delta(
 ) -> Calibration:
     """Costs 2 × directions × 14 evaluations of the loss.
 
-    >>> calibrate_delta(lambda w: float((w["w"] ** 2).sum()), {"w": np.ones(3)}).delta
+    >>> calibrate_delta(lambda w: float((w**2).sum()), np.ones(3)).delta
     0.0001
     """
     if directions < 4:
         raise MergettaError(f"At least 4 directions are needed, not {directions}.")
-    sizes = {name: vector.size for name, vector in point.items()}
+    along = [draw(seed, i, (("", point.size),)) for i in range(directions)]
     slopes: dict[float, np.ndarray] = {}
     for number, delta in enumerate(GRID, 1):
-        slopes[delta] = np.array(
-            [
-                (loss(moved(point, draw(seed, i, sizes), delta)) - loss(moved(point, draw(seed, i, sizes), -delta)))
-                / (2 * delta)
-                for i in range(directions)
-            ]
-        )
+        differences = [loss(point + delta * z) - loss(point - delta * z) for z in along]
+        slopes[delta] = np.array(differences) / (2 * delta)
         progress(number, len(GRID))
     agreement = {delta: correlation(slopes[delta], slopes[twice]) for delta, twice in pairwise(GRID)}
     steady = [delta for delta, twice in pairwise(agreement) if min(agreement[delta], agreement[twice]) >= threshold]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from mergetta.groups import Vector
-from mergetta.zeroth_order.perturbation import draw, moved
+from mergetta.zeroth_order.perturbation import Sizes, draw
 
 
 class Step(NamedTuple):
@@ -26,8 +26,9 @@ class Step(NamedTuple):
 
 
 def probe(
-    loss: Callable[[Mapping[str, Vector]], float],
-    point: Mapping[str, Vector],
+    loss: Callable[[Vector], float],
+    point: Vector,
+    sizes: Sizes,
     seed: int,
     step: int,
     delta: float,
@@ -36,26 +37,26 @@ def probe(
 ) -> Step:
     """Measure the loss at point ± δz: two evaluations, whatever the dimension.
 
-    With `here`, the loss at the point itself, one-sided: a single evaluation, and `here` stands for L⁻.
+    Out of place: + δ − 2δ + δ in place would not restore the floats. With `here`, the loss at the point itself,
+    one-sided: a single evaluation, and `here` stands for L⁻.
     """
-    z = draw(seed, step, {name: vector.size for name, vector in point.items()})
-    plus = loss(moved(point, z, delta))
-    minus = loss(moved(point, z, -delta)) if here is None else here
+    z = draw(seed, step, sizes)
+    plus = loss(point + delta * z)
+    minus = loss(point - delta * z) if here is None else here
     if not (math.isfinite(plus) and math.isfinite(minus)):
         return Step(seed, step, 0.0, plus, minus)
     slope = (plus - minus) / (2 * delta if here is None else delta)
     return Step(seed, step, max(-clamp, min(clamp, slope)), plus, minus)
 
 
-def apply(point: Mapping[str, Vector], step: Step, lr: float) -> dict[str, Vector]:
+def apply(point: Vector, sizes: Sizes, step: Step, lr: float) -> Vector:
     """point − η S z."""
-    z = draw(step.seed, step.step, {name: vector.size for name, vector in point.items()})
-    return moved(point, z, -lr * step.slope)
+    moved: Vector = point - (lr * step.slope) * draw(step.seed, step.step, sizes)
+    return moved
 
 
-def replay(point: Mapping[str, Vector], history: Iterable[Step], lr: float) -> dict[str, Vector]:
+def replay(point: Vector, sizes: Sizes, history: Iterable[Step], lr: float) -> Vector:
     """Where the steps lead from `point`: bit for bit where the device that recorded them went."""
-    current = dict(point)
     for step in history:
-        current = apply(current, step, lr)
-    return current
+        point = apply(point, sizes, step, lr)
+    return point

@@ -15,7 +15,7 @@ from mergetta.errors import MergettaError
 from mergetta.groups import Vector, check_groups
 from mergetta.losses import Forward, Loss, create_loss
 from mergetta.runtimes.base import Output, Runtime
-from mergetta.seeds import generator
+from mergetta.seeds import rewind
 from mergetta.zeroth_order.spsa import Step, apply, probe
 
 
@@ -55,6 +55,8 @@ class ZOMerge(Adapter):
         if sides not in (1, 2):
             raise MergettaError(f"sides must be 1 or 2, not {sides}.")
         self.sides = sides
+        self._bits = np.random.Philox(key=0)
+        self._views = np.random.Generator(self._bits)
         self.bundle = bundle
         self.loss = create_loss(loss) if isinstance(loss, str) else loss
         self.keep_history = keep_history
@@ -62,16 +64,24 @@ class ZOMerge(Adapter):
         self.reset()
 
     def reset(self) -> None:
-        self.coefficients: dict[str, Vector] = {
-            name: self.bundle.coefficients[name].astype(np.float64) for name in self.bundle.moving
-        }
-        self._merged: tuple[dict[str, Vector], dict[str, Vector]] | None = None  # for which coefficients
+        self.point = self.bundle.flatten()
+        """The coefficients that move, as one vector; replaced by each step, never changed in place."""
+        self._merged: tuple[Vector, dict[str, Vector]] | None = None  # for which point
         self.steps = 0
         self.skipped = 0
         self.history: deque[Step] = deque(maxlen=self.keep_history)
         self.loss.reset()
         self.output: Output | None = None
         """Of the last prediction: its statistics tell a governor whether the domain has changed."""
+
+    @property
+    def coefficients(self) -> dict[str, Vector]:
+        """The coefficients that move, by group."""
+        return self.bundle.unflatten(self.point)
+
+    @coefficients.setter
+    def coefficients(self, values: Mapping[str, Vector]) -> None:
+        self.point = self.bundle.flatten(values)
 
     def swap(self, bundle: Bundle) -> bool:
         """Go on with another bundle of the family: its initial merge, moved by what the stream has taught so far.
@@ -84,47 +94,48 @@ class ZOMerge(Adapter):
         check_groups(bundle.base, self.runtime.groups, "The bundle")
         if bundle.to_bytes() == self.bundle.to_bytes():
             return False
-        old, coefficients = self.bundle, {}
+        old, before, coefficients = self.bundle, self.coefficients, {}
         for name in bundle.moving:
             coefficients[name] = bundle.coefficients[name].astype(np.float64)
-            if name in self.coefficients:
-                movement = (self.coefficients[name] - old.coefficients[name]) @ old.basis[name].astype(np.float64)
+            if name in before:
+                movement = (before[name] - old.coefficients[name]) @ old.basis[name].astype(np.float64)
                 coefficients[name] += np.linalg.lstsq(bundle.basis[name].T.astype(np.float64), movement)[0]
         check_groups(bundle.merge(coefficients), self.runtime.groups, "The new merge")
-        self.bundle, self.coefficients, self._merged = bundle, coefficients, None
+        self.bundle, self.point, self._merged = bundle, bundle.flatten(coefficients), None
         self.history.clear()  # replays from these coefficients
         return True
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits of a batch; `adapt=False` only predicts, for one forward pass."""
-        if self._merged is None or self._merged[0] is not self.coefficients:
-            self._merged = self.coefficients, self.bundle.merge(self.coefficients)
+        if self._merged is None or self._merged[0] is not self.point:
+            self._merged = self.point, self.bundle.merge(self.point)
         self.runtime.load(self._merged[1])
         self.output = self.runtime(images)
         logits = self.output.logits
-        if adapt and self.coefficients:
+        if adapt and self.point.size:
             self._step(images, logits)
             self.loss.observe(logits)
         return logits
 
-    def loss_at(self, coefficients: Mapping[str, Vector], images: Array) -> float:
+    def loss_at(self, point: Vector, images: Array) -> float:
         """The loss of other coefficients on a batch."""
-        self.runtime.load(self.bundle.merge(coefficients))
+        self.runtime.load(self.bundle.merge(point))
         return self._evaluate(self._forward, images)
 
     def _evaluate(self, forward: Forward, images: Array) -> float:
-        views = generator(self.seed, self.steps, "views")  # the same second view on both sides of a step
-        return float(self.loss.evaluate(forward, images, views).value)
+        rewind(self._bits, self.seed, self.steps, "views")  # the same second view on both sides of a step
+        return float(self.loss.evaluate(forward, images, self._views).value)
 
     def _step(self, batch: Array, logits: Array) -> None:
         def known(images: Array, gradient: bool = True) -> Array:
             return logits if images is batch else self._forward(images)
 
         here = self._evaluate(known, batch) if self.sides == 1 else None
+        sizes = self.bundle.sizes
         step = probe(
-            lambda w: self.loss_at(w, batch), self.coefficients, self.seed, self.steps, self.delta, self.clamp, here
+            lambda w: self.loss_at(w, batch), self.point, sizes, self.seed, self.steps, self.delta, self.clamp, here
         )
-        self.coefficients = apply(self.coefficients, step, self.lr)
+        self.point = apply(self.point, sizes, step, self.lr)
         self.history.append(step)
         self.skipped += step.skipped
         self.steps += 1
@@ -153,6 +164,6 @@ class ZOMerge(Adapter):
             raise MergettaError(f"This state was drawn with seed {state['seed']}, not {self.seed}.")
         loss_state = part(state, "loss/")
         self.loss.check_state(loss_state)
-        self.coefficients, self.steps, self.skipped = loaded, steps, skipped
+        self.point, self.steps, self.skipped = self.bundle.flatten(loaded), steps, skipped
         self.history.clear()  # replays from these coefficients
         self.loss.load_state_dict(loss_state)

@@ -28,8 +28,9 @@ export function get(...parts) {
   return ask(`v1/${parts.map(encodeURIComponent).join("/")}`, {});
 }
 
-export function getExperts(family, limit) {
-  return ask(`v1/families/${encodeURIComponent(family)}/experts?limit=${limit}`, {});
+export function getExperts(family, limit, state) {
+  const query = new URLSearchParams(state ? { limit, state } : { limit });
+  return ask(`v1/families/${encodeURIComponent(family)}/experts?${query}`, {});
 }
 
 function post(address, body) {

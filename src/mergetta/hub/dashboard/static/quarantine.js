@@ -3,13 +3,12 @@
 import { decide, getExperts } from "./hub.js";
 import { byId, bytes, el, fill, many, named, number, shortId, showFilled, time } from "./page.js";
 
-const LOOKED_AT = 1000; // the hub lists this many at most
+const LISTED = 1000; // at most, says the hub
 const { role, name: person } = document.body.dataset;
 const mayDecide = role === "admin";
 
-export async function load(family) {
-  const experts = await getExperts(family.id, LOOKED_AT);
-  return experts.filter((expert) => expert.state === "quarantined");
+export function load(family) {
+  return getExperts(family.id, LISTED, "quarantined");
 }
 
 export function draw(experts, context) {
