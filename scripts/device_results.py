@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mergetta import Expert, OnnxRuntime, ZOMerge, build_bundle, load_family
-from mergetta.bench.protocol import domain_of, make_expert
+from mergetta.bench.protocol import make_expert, target_of
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import Suite, load_suite
 from mergetta.bundle import Bundle
@@ -49,7 +49,7 @@ def governor(name: str = "fashion-bn", batch_size: str = "64") -> None:
                 runtime.forwarded = wrong = images = 0
                 woken: list[str] = []
                 for domain in SIX:
-                    stream = list(domain_of(domain, 5, 4000).stream(seed, int(batch_size)))[:60]
+                    stream = list(target_of(load_suite(name), domain).stream(seed, int(batch_size)))[:60]
                     for number, (batch, labels) in enumerate(stream):
                         before = device.shifts
                         if mode == "governor":
@@ -79,7 +79,7 @@ def int8() -> None:
             adapter = ZOMerge(runtime, bundle, "roid", lr=lr or 0.0, delta=0.1)
             runtime.load(runtime.groups)
             wrong = images = 0
-            for batch, labels in domain_of(domain, 5, 2000).stream(0, 64):
+            for batch, labels in target_of(suite, domain).stream(0, 64):
                 logits = runtime(batch).logits if lr is None else adapter.predict(batch, adapt=lr > 0)
                 wrong += int(np.count_nonzero(np.argmax(logits, axis=1) != labels))
                 images += len(labels)

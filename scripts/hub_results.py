@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import random
@@ -217,7 +218,7 @@ def kill(times: str = "100") -> None:
                 time.sleep(max(0.0, end - time.monotonic()))
                 os.kill(hub.process.pid, signal.SIGKILL)
                 os._exit(0)
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, http.client.HTTPException):
                 while True:
                     data = fabricated(runtime, number).to_bytes()
                     number += 1
@@ -299,7 +300,7 @@ def scale(most: str = "10000") -> None:
 
 
 def poison() -> None:
-    from mergetta.bench.protocol import domain_of, make_expert
+    from mergetta.bench.protocol import make_expert, target_of
     from mergetta.bench.store import Store as Results
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
@@ -348,7 +349,7 @@ def poison() -> None:
                 quarantined |= {e.domain for e in store.experts(runtime.family, ("quarantined",))}
                 store.close()
             wrong = images = 0
-            for batch, labels in domain_of(target, 5, suite.samples).stream(0, suite.batch_size):
+            for batch, labels in target_of(suite, target).stream(0, suite.batch_size):
                 wrong += int(np.count_nonzero(np.argmax(runtime(batch).logits, axis=1) != labels))
                 images += len(labels)
             errors.append(100 * wrong / images)

@@ -24,6 +24,7 @@ from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
 from mergetta.hub.access import COOKIE
 from mergetta.hub.app import create_app
+from mergetta.hub.limits import Gate
 from mergetta.hub.settings import HubSettings
 
 CHROMIUM = shutil.which("chromium")
@@ -236,7 +237,7 @@ def test_a_revoked_token_leads_back_to_the_login(app_and_tokens: tuple[FastAPI, 
     client = TestClient(app)
     assert "Log out" in client.post("/login", data={"token": secret}).text
     app.state.hub.store.revoke_token(token.id)
-    app.state.hub.gate.forget_all()
+    app.state.hub.gate = Gate()
     assert "Log in" in client.get("/").text
 
 

@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 
 from mergetta import Bundle, Expert, build_bundle
 from mergetta.hub.app import create_app
+from mergetta.hub.limits import Gate
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
 
@@ -201,6 +202,38 @@ class TestScreening:
         pool.settle()
         assert pool.states()["domain-2"] == "quarantined"
 
+    def test_one_contributor_cannot_outvote_the_others(self, fleet: Fleet) -> None:
+        fleet.register()
+        for seed in range(6):
+            fleet.secrets[f"c{seed}"], _ = fleet.store.create_token(f"c{seed}", "contribute")
+            fleet.upload(honest(seed), f"c{seed}")
+        for seed in range(7):
+            fleet.upload(expert_of(-task_vector(seed), f"hostile-{seed}"))
+        fleet.settle()
+        states = fleet.states()
+        assert {state for domain, state in states.items() if domain.startswith("domain-")} == {"active"}
+        assert {state for domain, state in states.items() if domain.startswith("hostile-")} == {"quarantined"}
+
+    def test_something_huge_that_came_and_went_leaves_no_trace(self, fleet: Fleet) -> None:
+        fleet.register()
+        fleet.upload(honest(0))
+        fleet.upload(honest(1))
+        fleet.upload(expert_of(3e4 * task_vector(2) / np.abs(task_vector(2)).max() / 4, "huge"))
+        fleet.settle()
+        for seed in range(2, 9):
+            fleet.upload(honest(seed))
+        fleet.settle()
+        assert fleet.states()["huge"] == "quarantined"
+        assert_same_merge(fleet.bundle(), [honest(seed) for seed in range(9)])
+
+    def test_a_yardstick_of_zeros(self, fleet: Fleet) -> None:
+        fleet.register()
+        for seed in range(6):
+            fleet.upload(expert_of(0 * task_vector(seed), f"zero-{seed}"))
+        fleet.upload(honest(1))
+        fleet.settle()
+        assert fleet.call("GET", BUNDLE).status_code == 200
+
     def test_it_can_be_switched_off(self, tmp_path: Path) -> None:
         fleet = Fleet(tmp_path, screen=False)
         with fleet.client:
@@ -248,7 +281,7 @@ class TestTrust:
     def test_revoked(self, fleet: Fleet) -> None:
         assert fleet.call("GET", "/v1/families", "consume").status_code == 200
         fleet.store.revoke_token(next(t.id for t in fleet.store.tokens() if t.role == "consume"))
-        fleet.app.state.hub.gate.forget_all()
+        fleet.app.state.hub.gate = Gate()
         assert fleet.call("GET", "/v1/families", "consume").status_code == 401
 
     def test_rate(self, fleet: Fleet) -> None:
@@ -256,6 +289,10 @@ class TestTrust:
         answers = [fleet.call("GET", "/v1/families", "slow") for _ in range(8)]
         assert [a.status_code for a in answers][:4] == [200] * 4
         assert answers[-1].status_code == 429 and int(answers[-1].headers["retry-after"]) >= 1
+
+    def test_a_slow_rate_is_a_rate(self, fleet: Fleet) -> None:
+        fleet.secrets["slow"], _ = fleet.store.create_token("slow", "consume", rate=0.2)
+        assert [fleet.call("GET", "/v1/families", "slow").status_code for _ in range(2)] == [200, 429]
 
     def test_size(self, tmp_path: Path) -> None:
         fleet = Fleet(tmp_path, max_upload=20_000)
@@ -388,6 +425,43 @@ class TestOperation:
             found = Bundle.from_bytes(client.get(BUNDLE, headers=headers).content)
         assert_same_merge(found, [*(honest(seed) for seed in range(6)), honest(40)])
 
+    def test_readers_go_on_without_the_database(self, pool: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        from sqlalchemy.exc import OperationalError
+
+        def away() -> Any:
+            raise OperationalError("", {}, Exception("gone"))
+
+        assert pool.call("GET", BUNDLE, "consume").status_code == 200
+        with monkeypatch.context() as patch:
+            patch.setattr(pool.store.database, "read", away)
+            time.sleep(1.1)
+            assert pool.call("GET", BUNDLE, "consume").status_code == 200
+            assert pool.call("GET", EXPERTS, "consume").status_code == 503
+        assert pool.call("GET", EXPERTS, "consume").status_code == 200
+
+    def test_another_recipe_or_key_makes_new_bundles(self, pool: Fleet, tmp_path: Path) -> None:
+        pool.client.__exit__(None, None, None)
+        Signer.create(tmp_path / "key.pem")
+        fleet = Fleet(tmp_path, signing_key=str(tmp_path / "key.pem"), recipe={"weight": 0.7})
+        with fleet.client:
+            deadline = time.monotonic() + 20
+            while "x-mergetta-signature" not in (answer := fleet.call("GET", BUNDLE)).headers:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert Bundle.from_bytes(answer.content).settings["initial"] == pytest.approx(0.7 / 6)
+        pool.client.__enter__()
+
+    def test_an_administrator_deletes_a_family(self, pool: Fleet) -> None:
+        assert pool.call("DELETE", f"/v1/families/{FAMILY}", "contribute").status_code == 403
+        assert pool.call("DELETE", f"/v1/families/{FAMILY}").status_code == 204
+        assert pool.call("GET", "/v1/families").json() == []
+        pool.register()
+        assert pool.call("GET", BUNDLE).status_code == 404
+
+    def test_no_page_loads_scripts_from_elsewhere(self, fleet: Fleet) -> None:
+        assert fleet.client.get("/docs").status_code == fleet.client.get("/redoc").status_code == 404
+        assert fleet.client.post("/login", headers={"Origin": "http://["}).status_code == 403
+
     def test_storage_that_fails_is_503_and_recovers(self, pool: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
         import os
 
@@ -413,6 +487,9 @@ class TestOperation:
             if len(calls) == 1:
                 raise RuntimeError("a fault")
             return original(family)
+
+        other = "other-0123456789abcdef"
+        pool.call("PUT", f"/v1/families/{other}", content=family_file(other).to_bytes())
 
         monkeypatch.setattr(builder, "_catch_up", fails_once)
         pool.upload(honest(21))

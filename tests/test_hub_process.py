@@ -24,6 +24,7 @@ from mergetta.device.hub_client import HubClient, HubError, HubUnreachable, read
 from mergetta.hub import demo
 from mergetta.hub.app import create_app
 from mergetta.hub.blobs import digest_of
+from mergetta.hub.limits import Gate
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
 from mergetta.hub.store import Store
@@ -191,7 +192,7 @@ def test_servers_that_go_away_and_come_back(servers: tuple[Postgres, S3]) -> Non
         client.put(f"/v1/families/{FAMILY}", content=family_file().to_bytes(), headers=headers)
         for number, server in enumerate(servers):
             server.stop()
-            app.state.hub.gate.forget_all()
+            app.state.hub.gate = Gate()
             answer = client.post(path, content=honest(number).to_bytes(), headers=headers)
             assert answer.status_code == 503, answer.text
             assert "not available" in answer.json()["detail"]

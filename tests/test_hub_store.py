@@ -73,10 +73,13 @@ class StoreContract:
 
     def test_people_overrule_the_screening(self, registered: Store) -> None:
         expert, _ = registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
-        registered.judge({expert.id: (QUARANTINED, "odd")}, revision=1)
+        registered.judge(FAMILY, {expert.id: (QUARANTINED, "odd")})
         assert registered.expert(expert.id).reason == "odd"
         registered.decide(expert.id, ACTIVE, "known device")
-        registered.judge({expert.id: (QUARANTINED, "odd")}, revision=2)
+        registered.judge(FAMILY, {expert.id: (QUARANTINED, "odd")})
+        generation = registered.family(FAMILY).generation
+        assert registered.decide(expert.id, ACTIVE, "again").reason == "known device"
+        assert registered.family(FAMILY).generation == generation  # the same decision changes nothing
         assert registered.expert(expert.id).state == ACTIVE
         assert registered.counts(FAMILY) == {ACTIVE: 1}
         registered.decide(expert.id, RETIRED, "")
@@ -92,50 +95,62 @@ class StoreContract:
         assert [e.id for e in registered.experts(FAMILY, revision=3)] == ids[2:]
         registered.decide(ids[0], ACTIVE, "")
         assert {e.id for e in registered.experts(FAMILY, revision=4)} == {ids[0]}
-        registered.judge({ids[0]: (QUARANTINED, ""), ids[1]: (ACTIVE, "")}, revision=2)
-        assert {e.id: e.revision for e in registered.experts(FAMILY)} == {ids[0]: 4, ids[1]: 2, ids[2]: 3}
+        registered.judge(FAMILY, {ids[0]: (QUARANTINED, ""), ids[1]: (ACTIVE, "")})  # the first was decided
+        assert {e.id: e.revision for e in registered.experts(FAMILY)} == {ids[0]: 4, ids[1]: 4, ids[2]: 3}
+        assert registered.expert(ids[0]).state == ACTIVE
+        assert [e.id for e in registered.experts(FAMILY, token="t", before=registered.expert(ids[2]).created)] == ids[
+            :2
+        ]
+        assert registered.retire_all("t", "revoked") == 3
+        assert registered.counts(FAMILY) == {RETIRED: 3}
 
     def test_the_newest_bundle_is_current(self, registered: Store) -> None:
         whole = Variant()
         assert registered.current(FAMILY, whole) is None
         for generation, seed in ((2, 1), (5, 2), (4, 3)):  # a slow builder comes late
-            registered.publish(FAMILY, whole, generation, bundle_of(seed), lambda data: "signed", SUMMARY)
+            registered.publish(FAMILY, whole, generation, bundle_of(seed), SUMMARY, lambda data: "signed")
         current = registered.current(FAMILY, whole)
         assert current is not None
         assert (current.generation, current.signature) == (5, "signed")
         assert registered.blob(current.id) == bundle_of(2).to_bytes()
-        assert registered.bundle_exists(current.id) and not registered.bundle_exists("0" * 64)
+        assert registered.bundle(current.id) == current
+        with pytest.raises(NotThere):
+            registered.bundle("0" * 64)
         assert registered.family(FAMILY).built == 5
-        registered.publish(FAMILY, whole, 5, bundle_of(3), unsigned, SUMMARY)  # two builders at once: the first counts
+        registered.publish(FAMILY, whole, 5, bundle_of(3), SUMMARY, unsigned)  # two builders at once: the first counts
         assert registered.current(FAMILY, whole) == current
-        registered.publish(FAMILY, whole, 6, None, unsigned, None)
+        registered.publish(FAMILY, whole, 4, None, None, unsigned)
+        assert registered.current(FAMILY, whole) == current  # a late "nothing is left" takes nothing newer away
+        registered.publish(FAMILY, whole, 6, None, None, unsigned)
         assert registered.current(FAMILY, whole) is None
 
+    def test_old_bundles_are_forgotten(self, registered: Store) -> None:
+        for generation in range(1, 26):
+            registered.publish(FAMILY, Variant(), generation, bundle_of(generation), SUMMARY, unsigned)
+        assert [b.generation for b in registered.history(FAMILY)] == list(range(6, 26))
+        registered.blob(digest_of(bundle_of(6).to_bytes()))
+        with pytest.raises(NotThere):
+            registered.blob(digest_of(bundle_of(5).to_bytes()))
+
     def test_variants(self, registered: Store) -> None:
-        mine, _ = registered.add_expert(FAMILY, honest(1, "fog").to_bytes(), "me")
-        other, _ = registered.add_expert(FAMILY, honest(2, "snow").to_bytes(), "you")
-        registered.judge({mine.id: (ACTIVE, ""), other.id: (ACTIVE, "")}, revision=2)
         without_fog, without_mine = Variant.of(["fog", "fog"]), Variant.of(token="me")
         assert Variant.of(["b", "a"]).key == Variant.of(["a", "b"]).key != Variant.of(["a"]).key
-        assert registered.left_out(FAMILY, without_fog) == [mine.id]
-        assert registered.left_out(FAMILY, without_mine) == [mine.id]
-        assert registered.left_out(FAMILY, Variant.of(["snow"], "me")) != []
-        registered.want(FAMILY, without_fog)
-        registered.want(FAMILY, without_fog)
-        assert registered.wanted(FAMILY, since=0) == [(without_fog, -1)]
-        registered.publish(FAMILY, without_fog, 2, bundle_of(2), unsigned, SUMMARY)
-        assert registered.wanted(FAMILY, since=0) == [(without_fog, 2)]
+        assert registered.want(FAMILY, without_fog) is False
+        assert registered.want(FAMILY, without_fog) is True
+        assert registered.wanted(FAMILY) == [(without_fog, -1)]
+        registered.publish(FAMILY, without_fog, 2, bundle_of(2), SUMMARY, unsigned)
+        assert registered.wanted(FAMILY) == [(without_fog, 2)]
         assert registered.variant_built(FAMILY, without_fog) == 2
         assert registered.variant_built(FAMILY, without_mine) == -1
         assert registered.current(FAMILY, Variant()) is None
-        assert registered.kinds(FAMILY) == {("fog", "roid"), ("snow", "roid")}
 
     def test_one_builder_at_a_time(self, registered: Store) -> None:
         assert registered.lease(FAMILY, "a", 60)
         assert registered.lease(FAMILY, "a", 60)
         assert not registered.lease(FAMILY, "b", 60)
-        assert registered.lease(FAMILY, "a", -1)
+        registered.release("a")
         assert registered.lease(FAMILY, "b", 60)
+        assert registered.lease(FAMILY, "c", 1)  # 60 seconds would be a clock that was wrong
 
     def test_tokens_are_stored_hashed(self, store: Store) -> None:
         secret, token = store.create_token("camera", "consume", rate=3)
@@ -181,6 +196,57 @@ class StoreContract:
         registered.blobs._system.pipe_file(registered.blobs.path(digest), b"wrong")
         with pytest.raises(Unavailable, match="damaged"):
             registered.blob(digest)
+
+    def test_concurrent_first_requests(self, registered: Store) -> None:
+        """Of the same variant, and first reports of the same devices: one inserts, the others see it."""
+        reports = [{"family": FAMILY, "device": "a", "time": 1.0, "entropy": 0.1}]
+        with ThreadPoolExecutor(12) as pool:
+            list(pool.map(lambda _: registered.want(FAMILY, Variant.of(["fog"])), range(24)))
+            list(pool.map(lambda _: registered.add_reports(reports, "t"), range(24)))
+        assert len(registered.wanted(FAMILY)) == 1
+        assert len(registered.reports(FAMILY, "a")) == 1
+
+    @pytest.mark.parametrize("text", ["a\x00b", "line\nbreak", "x" * 201])
+    def test_text_that_a_database_or_a_page_would_choke_on(self, registered: Store, text: str) -> None:
+        with pytest.raises(MergettaError, match="domain"):
+            registered.add_expert(FAMILY, honest(1, text).to_bytes(), "t")
+        assert registered.experts(FAMILY) == []
+
+    def test_a_lost_or_damaged_blob_is_written_again(self, registered: Store) -> None:
+        data = honest(1).to_bytes()
+        expert, _ = registered.add_expert(FAMILY, data, "t")
+        for break_it in (
+            lambda path: registered.blobs._system.rm_file(path),
+            lambda path: registered.blobs._system.pipe_file(path, b"x" * len(data)),
+        ):
+            break_it(registered.blobs.path(expert.id))
+            registered.add_expert(FAMILY, data, "t")
+            assert registered.blob(expert.id) == data
+
+    def test_a_family_can_be_deleted(self, registered: Store) -> None:
+        registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
+        registered.add_reports([{"family": FAMILY, "device": "a", "time": 1.0}], "t")
+        registered.delete_family(FAMILY)
+        assert registered.families() == []
+        assert registered.put_family(family_file().to_bytes(), FAMILY)
+        assert registered.experts(FAMILY) == []
+
+    def test_families_that_are_too_much(self, store: Store) -> None:
+        from mergetta.family_file import FamilyFile
+
+        base = {"a": np.ones(2)}
+        deep: list = []
+        for _ in range(20):
+            deep = [deep]
+        for file in (
+            FamilyFile("f", {"a": np.ones(20_000)}),
+            FamilyFile("f", base, note="x" * 3000),
+            FamilyFile("f", base, preprocessing={"x": deep}),
+            FamilyFile("f", base, preprocessing={"x": "y" * 20_000}),
+        ):
+            with pytest.raises(MergettaError):
+                store.put_family(file.to_bytes(), "f")
+        assert store.families() == []
 
     def test_ready(self, store: Store) -> None:
         store.check()

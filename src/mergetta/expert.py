@@ -66,6 +66,9 @@ class Expert:
     def from_bytes(cls, data: bytes, source: str = "the expert") -> Expert:
         tensors, header = decode(data, FORMAT, VERSION, source)
         groups = {name.removeprefix("group/"): t for name, t in tensors.items() if name.startswith("group/")}
+        unknown = [name for name in tensors if not name.startswith("group/") and name != "statistics"]
+        if unknown:
+            raise MergettaError(f"{source} holds {min(unknown)!r}, which is no part of an expert.")
         family, domain = (expect(header, key, str, source) for key in ("family", "domain"))
         provenance = expect(header, "provenance", dict, source)
         try:

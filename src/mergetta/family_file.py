@@ -67,6 +67,8 @@ class FamilyFile:
         missing = [name for name in names if f"base/{name}" not in tensors]
         if missing:
             raise MergettaError(f"{source} lacks the base of group {missing[0]!r}.")
+        if len(tensors) > len(names):
+            raise MergettaError(f"{source} holds tensors that are no part of a family.")
         family, note = (expect(header, key, str, source) for key in ("family", "note"))
         frozen = tuple(expect_names(header, "frozen", source))
         preprocessing = expect(header, "preprocessing", dict, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from mergetta.cli.run import Authorities, Token
 if TYPE_CHECKING:
     from mergetta.device.hub_client import HubClient
     from mergetta.expert import Expert
+    from mergetta.models.family import Family
     from mergetta.runtimes.torch_runtime import TorchRuntime
 
 
@@ -56,16 +58,16 @@ def command(
         as_input(pixels[order[start : start + batch_size]])
         for start in track(starts, description=f"adapting by {method}", transient=True)
     )
-    name = domain or images.rpartition(":")[2].removesuffix(".npz").rpartition("/")[2]
+    name = domain or Path(images.rpartition(":")[2].removesuffix(".npz")).name
     expert = train_expert(runtime, batches, method, name, seed, optimizer=optimizer, lr=lr)
     expert.save(out)
     Console().print(f"{out}: expert {name!r} of {runtime.family}, {len(pixels)} images, {out.stat().st_size:,} bytes")
     if client is not None:
-        known = share(client, expert, runtime)
+        known = share(client, expert, runtime, source)
         Console().print(f"{hub}: {known.get('state', 'taken')}, as {known.get('id', '')[:12]}", highlight=False)
 
 
-def share(client: HubClient, expert: Expert, runtime: TorchRuntime) -> dict[str, Any]:
+def share(client: HubClient, expert: Expert, runtime: TorchRuntime, source: Family) -> dict[str, Any]:
     """Upload an expert; the first one of a family brings the family along."""
     from mergetta.device.hub_client import HubError
     from mergetta.family_file import FamilyFile
@@ -75,5 +77,7 @@ def share(client: HubClient, expert: Expert, runtime: TorchRuntime) -> dict[str,
     except HubError as error:
         if error.status != 404:
             raise
-    client.register_family(FamilyFile.of_runtime(runtime).to_bytes())
+    note = " ".join([source.architecture, *(f"{key}={value}" for key, value in source.options.items())])
+    file = FamilyFile.of_runtime(runtime, note, dataclasses.asdict(source.preprocessing))
+    client.register_family(file.to_bytes())
     return client.upload_expert(expert)

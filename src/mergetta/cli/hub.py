@@ -60,11 +60,20 @@ def serve(
     Example: `mergetta hub serve --folder /var/lib/mergetta --host 0.0.0.0 --port 8321`
     """
     import uvicorn
+    from pydantic import ValidationError
 
+    from mergetta.errors import MergettaError
     from mergetta.hub.settings import Recipe
     from mergetta.hub.store import Store
 
-    recipe = Recipe(keep=keep, max_rank=max_rank, tolerance=tolerance, weight=weight)
+    try:
+        recipe = Recipe(keep=keep, max_rank=max_rank, tolerance=tolerance, weight=weight)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise MergettaError(f"--{first['loc'][0]}: {first['msg']}.") from error
+    for file in (certificate, certificate_key, signing_key):
+        if file is not None and not file.is_file():
+            raise MergettaError(f"Cannot read {file}: No such file.")
     settings = settings_of(
         folder, database, blobs, recipe=recipe, max_upload=max_upload, screen=screen,
         signing_key=str(signing_key) if signing_key else None,
@@ -73,11 +82,11 @@ def serve(
     store = Store(settings.database, settings.blobs)
     if not store.tokens():
         secret, _ = store.create_token("first administrator", "admin")
-        console.print(f"administrator's token, shown only now: {secret}", highlight=False)
+        typer.echo(f"administrator's token, shown only now: {secret}")
     store.close()
     settings.to_environment()
     scheme = "https" if certificate else "http"
-    console.print(f"mergetta hub: {scheme}://{host}:{port}  ·  API documentation: /docs", highlight=False)
+    console.print(f"mergetta hub: {scheme}://{host}:{port}  ·  API: /openapi.json", highlight=False)
     uvicorn.run(
         "mergetta.hub.app:from_environment",
         factory=True,
@@ -149,13 +158,16 @@ def revoke(
     folder: Folder = Path("hub"),
     database: Database = None,
     blobs: Blobs = None,
+    retire: Annotated[bool, typer.Option("--retire", help="Also retire every expert that it uploaded.")] = False,
 ) -> None:
     """Refuse a token from now on (running hubs follow within a second).
 
-    Example: `mergetta hub token revoke 3f9a0c`
+    Example: `mergetta hub token revoke 3f9a0c --retire`
     """
-    opened(folder, database, blobs).revoke_token(token)
-    typer.echo(f"{token} is revoked")
+    store = opened(folder, database, blobs)
+    store.revoke_token(token)
+    retired = f", {store.retire_all(token, 'its token was revoked')} experts retired" if retire else ""
+    typer.echo(f"{token} is revoked{retired}")
 
 
 def opened(folder: Path, database: str | None, blobs: str | None) -> Store:

@@ -154,6 +154,10 @@ class HubClient:
                 raise HubError("The hub is still building this bundle: try again later.", answer.status)
             time.sleep(wait)
 
+    def blob(self, family: str, id: str) -> Fetched:
+        """A bundle by its id, which need not be the current one, verified."""
+        return self._verified(self._request("GET", f"/v1/blobs/{quote(id, safe='')}"), family)
+
     def report(self, reports: list[dict[str, Any]]) -> None:
         body = json.dumps(reports, allow_nan=False).encode()
         self._request("POST", "/v1/reports", body, {"Content-Type": "application/json"})

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mergetta.bundle import Bundle
-from mergetta.device.hub_client import BundleRefused, HubClient, HubError
+from mergetta.device.hub_client import BundleRefused, Fetched, HubClient, HubError
 from mergetta.errors import MergettaError
 from mergetta.files import make_durable, read_bytes, write_atomically
 from mergetta.groups import GroupValues, check_groups
@@ -96,6 +96,7 @@ class HubLink:
 
     def refuse(self, problem: MergettaError) -> None:
         """The device could not use the newer bundle after all, and stays with its own."""
+        self.cache.prune({self.id})
         self._note("bundle", BundleRefused(str(problem)))
 
     def report(self, report: dict[str, Any]) -> None:
@@ -134,29 +135,30 @@ class HubLink:
     def _first(self, id: str | None) -> tuple[Bundle, str, bool]:
         """(bundle, its id, whether the hub gave it) for a start without the bundle that the state wants, if any."""
         try:
-            self._fetch()
+            if id:
+                self._take(self.client.blob(self.family, id))
+            else:
+                self._fetch()
             if self._newer is None:
                 raise HubError("The hub did not send a bundle.")
         except MergettaError as error:
             found = None if id else self._newest_cached()
             if found is None:
                 wanted = f"the bundle {id[:12]} that the state refers to" if id else "a bundle of this family"
-                raise MergettaError(f"{error} And {self.cache.folder} does not hold {wanted}.") from error
+                advice = " Delete the state to start anew." if id else ""
+                raise MergettaError(f"{error} And {self.cache.folder} does not hold {wanted}.{advice}") from error
             self._note("bundle", error)
             self._latest = found[1]
             return *found, False
         (bundle, got), self._newer = self._newer, None
-        if id and got != id:
-            raise MergettaError(
-                f"The state refers to the bundle {id[:12]}, which is neither in {self.cache.folder} nor what the hub "
-                "hands out now: delete the state to start anew."
-            )
-        return bundle, got, True
+        return bundle, got, not id  # a bundle asked for by its id may not be the newest
 
     def _fetch(self) -> None:
         fetched = self.client.bundle(self.family, self._latest, self.exclude, self.exclude_own)
-        if fetched is None:
-            return
+        if fetched is not None:
+            self._take(fetched)
+
+    def _take(self, fetched: Fetched) -> None:
         self._check(fetched.bundle)
         with self._lock:
             self.cache.put(fetched.id, fetched.data)

@@ -13,6 +13,7 @@ from mergetta.hub.screening import similarities
 from mergetta.hub.shapes import (
     DIGEST,
     NAME,
+    PLAIN,
     BundleShape,
     Decision,
     DeviceShape,
@@ -26,12 +27,13 @@ from mergetta.hub.shapes import (
     Taken,
 )
 from mergetta.hub.state import Hub, Served
+from mergetta.hub.store import Unavailable
 
 MAPPED = 60
 """Experts in a similarity map."""
 FamilyName = Annotated[str, Path(pattern=NAME)]
 ExpertId = Annotated[str, Path(pattern=DIGEST)]
-DomainName = Annotated[str, Query(max_length=200)]
+DomainName = Annotated[str, Query(max_length=200, pattern=PLAIN)]
 Anyone = Annotated[TokenRecord, Depends(anyone)]
 Contributor = Annotated[TokenRecord, Depends(contributor)]
 Consumer = Annotated[TokenRecord, Depends(consumer)]
@@ -97,6 +99,12 @@ def get_family(family: FamilyName, hub: TheHub, token: Anyone) -> FamilyShape:
     return family_shape(hub, hub.store.family(family))
 
 
+@router.delete("/families/{family}", tags=["families"], status_code=204, responses=MISSING)
+def delete_family(family: FamilyName, hub: TheHub, token: Administrator) -> None:
+    """Forget a family with all its experts, bundles and devices: there is no way back."""
+    hub.store.delete_family(family)
+
+
 @router.put(
     "/families/{family}", tags=["families"], responses={**UPLOAD, 201: {"model": FamilyShape}}, openapi_extra=RAW
 )
@@ -138,11 +146,15 @@ def list_experts(
     hub: TheHub,
     token: Anyone,
     state: Literal["pending", "active", "quarantined", "retired"] | None = None,
+    uploader: Annotated[str | None, Query(pattern=r"^[0-9a-f]{1,32}$")] = None,
+    before: Annotated[float | None, Query(ge=0, lt=1e11)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> list[ExpertShape]:
-    """The latest experts (in one state, if asked so), in the order of their arrival."""
+    """The latest experts (in one state, of one token, from before a time), in the order of their arrival."""
     hub.store.family(family)
-    return [expert_shape(expert) for expert in hub.store.experts(family, (state,) if state else None, limit=limit)]
+    states = (state,) if state else None
+    found = hub.store.experts(family, states, limit=limit, token=uploader, before=before)
+    return [expert_shape(expert) for expert in found]
 
 
 @router.get("/experts/{expert}", tags=["experts"], responses=MISSING)
@@ -217,11 +229,15 @@ async def get_bundle(
 
 def find_bundle(hub: Hub, family: str, variant: Variant) -> Served | None:
     """The bundle that the database knows. A variant is ordered; an older one of it does until then."""
+    current = True
     if variant.key:
-        hub.store.family(family)
-        hub.store.want(family, variant)
-        hub.builder.wake()
-    served = hub.bundle(family, variant)
+        try:
+            record = hub.store.family(family)
+            current = hub.store.want(family, variant) or hub.store.variant_built(family, variant) >= record.generation
+            hub.builder.wake()
+        except Unavailable:
+            pass  # what is in memory will do
+    served = hub.bundle(family, variant) if current else None  # what nobody asked for in a long time may be poisoned
     if served is None:
         record = hub.store.family(family)
         if variant.key and hub.store.variant_built(family, variant) < record.generation:
@@ -250,17 +266,18 @@ def list_bundles(family: FamilyName, hub: TheHub, token: Anyone) -> list[BundleS
 @router.get("/blobs/{digest}", tags=["bundles"], responses={**MISSING, 200: BYTES}, response_class=Response)
 def get_blob(digest: Annotated[str, Path(pattern=DIGEST)], hub: TheHub, token: Consumer) -> Response:
     """A bundle by its SHA-256: never changes, may be cached for ever."""
-    if not hub.store.bundle_exists(digest):
-        raise HTTPException(404, f"There is no bundle {digest}.")
     headers = {"Cache-Control": "private, max-age=31536000, immutable", "ETag": f'"{digest}"'}
+    signature = hub.store.bundle(digest).signature
+    if signature:
+        headers["X-Mergetta-Signature"] = signature
     return Response(hub.store.blob(digest), headers=headers, media_type="application/octet-stream")
 
 
 @router.post("/reports", tags=["devices"], status_code=201, responses=MISSING)
 def post_reports(reports: list[Report], hub: TheHub, token: Consumer) -> Taken:
     """How devices are doing; several at once after a time without connection."""
-    if len(reports) > 1000:
-        raise HTTPException(413, "At most 1,000 reports at once.")
+    if len(reports) > 200:
+        raise HTTPException(413, "At most 200 reports at once.")
     hub.store.add_reports([report.model_dump() for report in reports], token.id)
     return Taken(taken=len(reports))
 
@@ -268,9 +285,17 @@ def post_reports(reports: list[Report], hub: TheHub, token: Consumer) -> Taken:
 @router.get("/families/{family}/devices", tags=["devices"], responses=MISSING)
 def list_devices(family: FamilyName, hub: TheHub, token: Anyone) -> list[DeviceShape]:
     hub.store.family(family)
+    latest = hub.store.latest(family)
     return [
-        DeviceShape(**{n: getattr(d, n) for n in DeviceShape.model_fields if n != "last"}, last=Report(**d.last))
-        for d in hub.store.devices(family)
+        DeviceShape(
+            family=family,
+            device=device.device,
+            first_seen=device.first_seen,
+            last_seen=device.last_seen,
+            has_latest=device.last.get("bundle") in latest,
+            last=Report(**device.last),
+        )
+        for device in hub.store.devices(family)
     ]
 
 

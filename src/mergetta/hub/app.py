@@ -40,7 +40,14 @@ def create_app(settings: HubSettings) -> FastAPI:
         yield
         hub.close()
 
-    app = FastAPI(title="mergetta hub", version=mergetta.__version__, description=DESCRIPTION, lifespan=lifespan)
+    app = FastAPI(
+        title="mergetta hub",
+        version=mergetta.__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere: they fail offline, and could use our cookie
+        redoc_url=None,
+    )
     app.state.hub = hub
     metrics = Metrics(hub.builder)
     app.include_router(api.open_routes)

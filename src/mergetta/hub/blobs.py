@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from pathlib import Path
@@ -39,12 +40,24 @@ class Blobs:
         digest = digest_of(data)
         path = self.path(digest)
         if self.local:
-            if not Path(path).exists():
+            if not self._holds(Path(path), data):
                 write_atomically(path, data)
                 make_durable(Path(path).parent)
+                make_durable(Path(self.root))  # its entry for the folder that may be new
         else:
             self._system.pipe_file(path, data)
         return digest
+
+    def _holds(self, path: Path, data: bytes) -> bool:
+        """Whether the very same content is there already; what is damaged is written again."""
+        try:
+            return path.stat().st_size == len(data) and path.read_bytes() == data
+        except OSError:
+            return False
+
+    def delete(self, digest: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self.path(digest))
 
     def get(self, digest: str) -> bytes:
         """FileNotFoundError if there is none; ValueError if what is there is not what was put."""

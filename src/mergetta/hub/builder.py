@@ -7,20 +7,22 @@ of a new expert does not depend on how many there are. After a restart it catche
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mergetta.bundle import Bundle
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
 from mergetta.groups import GroupValues
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, FamilyRecord, Variant
-from mergetta.hub.screening import screen
+from mergetta.hub.screening import fair, screen
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import NotThere, Store, Unavailable
 from mergetta.merging.build import LOSS_OF
@@ -33,9 +35,20 @@ YARDSTICK = 256
 """Most experts that a newcomer is compared with."""
 RESCREEN = 30
 """Pools up to this size are screened as a whole again: what was odd among six may be usual among twenty."""
-DEMAND = 3600.0
-"""Seconds for which a variant is kept up to date after somebody has asked for it."""
+DRIFT = 1e-9
+"""Rounding in a pool, relative to what it holds, above which it is summed anew."""
 CHUNK = 256
+
+
+class Member(NamedTuple):
+    """What a bundle says of an expert in it, and what a variant may leave it out for."""
+
+    domain: str
+    method: str
+    token: str
+
+    def is_left_out(self, variant: Variant) -> bool:
+        return self.domain in variant.domains or (variant.token is not None and self.token == variant.token)
 
 
 @dataclass
@@ -44,7 +57,7 @@ class Held:
 
     file: FamilyFile
     pool: Pool
-    members: set[str] = field(default_factory=set)
+    members: dict[str, Member] = field(default_factory=dict)
     synced: int = 0
     """The generation up to which changes have been applied."""
 
@@ -56,6 +69,7 @@ class Builder:
         settings: HubSettings,
         sign: Callable[[bytes], str | None] = lambda data: None,
         published: Callable[[str], None] = lambda family: None,
+        key_name: str = "",
     ) -> None:
         self.store, self.settings, self.sign, self.published = store, settings, sign, published
         self.owner = secrets.token_hex(8)
@@ -63,6 +77,10 @@ class Builder:
         self.failures = 0
         self.seconds = 0.0
         self._held: dict[str, Held] = {}
+        self._rest: dict[str, tuple[float, float]] = {}  # families that failed: until when to leave them, and how long
+        self._known: set[str] = set()
+        self.made_by = hashlib.sha256(f"{settings.recipe.model_dump_json()} {key_name}".encode()).hexdigest()[:16]
+        """Changes with how bundles are made: a hub with other settings makes them again."""
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -76,6 +94,8 @@ class Builder:
         self._wake.set()
         if self._thread:
             self._thread.join(timeout=30)
+            with contextlib.suppress(Unavailable):
+                self.store.release(self.owner)
 
     def wake(self) -> None:
         """Something has changed: do not wait for the next look."""
@@ -98,30 +118,56 @@ class Builder:
                 self._stop.wait(1.0)
             except Exception:
                 self.failures += 1
-                log.exception("a build failed; it will be tried again")
-                self._held.clear()  # whatever was half done is done again
+                log.exception("the builder has a fault; it goes on")
                 self._stop.wait(1.0)
 
     def build_all(self) -> None:
-        """Bring every family's bundles up to date."""
+        """Bring every family's bundles up to date; one that cannot be built does not hold up the others."""
         for family in self.store.families():
-            stale = [v for v, built in self.store.wanted(family.id, time.time() - DEMAND) if built < family.generation]
-            due = stale or family.built < family.generation
-            if due and self.store.lease(family.id, self.owner, LEASE):
-                self._build(family, stale)
+            if self._rest.get(family.id, (0.0, 0.0))[0] > time.monotonic():
+                continue
+            try:
+                self._look_at(family)
+                self._rest.pop(family.id, None)
+            except Unavailable:
+                self._held.pop(family.id, None)  # whatever was half done is done again
+                raise
+            except Exception:
+                self.failures += 1
+                self._held.pop(family.id, None)
+                pause = min(60.0, 2 * self._rest.get(family.id, (0.0, 0.5))[1])
+                self._rest[family.id] = time.monotonic() + pause, pause
+                log.exception("the bundle of %s cannot be built; it will be tried again in %.0f s", family.id, pause)
+
+    def _look_at(self, family: FamilyRecord) -> None:
+        if family.id not in self._known:
+            current = self.store.current(family.id, Variant())
+            if current is not None and current.summary.get("made_by") != self.made_by:
+                self.store.touch(family.id)  # another recipe, or another key
+                family = self.store.family(family.id)
+            self._known.add(family.id)
+        stale = [variant for variant, built in self.store.wanted(family.id) if built < family.generation]
+        due = stale or family.built < family.generation
+        if due and self.store.lease(family.id, self.owner, LEASE):
+            self._build(self.store.family(family.id), stale)  # as it is now, whoever built before
 
     def _build(self, family: FamilyRecord, stale: Iterable[Variant]) -> None:
         start = time.perf_counter()
         self._screen(family)
         held = self._catch_up(family)
-        kinds = self.store.kinds(family.id)
-        for variant in [*([Variant()] if family.built < family.generation else []), *stale]:
-            out = self.store.left_out(family.id, variant) if variant.key else []
-            bundle = summary = None
+        self.store.forget_variants(family.id)
+        whole: tuple[Bundle, dict[str, Any]] | None = None
+        for variant in [Variant(), *stale]:
+            out = [expert for expert, member in held.members.items() if member.is_left_out(variant)]
+            made = None
             if len(out) < len(held.members):
-                bundle = self._bundle(held, [k for k in kinds if k[0] not in variant.domains], out)
-                summary = summarise(bundle, held.pool)
-            self.store.publish(family.id, variant, family.generation, bundle, self.sign, summary)
+                made = whole if whole and not out else self._make(held, family.generation, out)
+            if not variant.key:
+                whole = made
+            bundle, summary = made or (None, None)
+            self.store.publish(family.id, variant, family.generation, bundle, summary, self.sign)
+            if not self.store.lease(family.id, self.owner, LEASE):
+                return
         self.builds += 1
         self.seconds = time.perf_counter() - start
         self.published(family.id)
@@ -138,15 +184,16 @@ class Builder:
             yardstick = self.store.experts(family.id, (ACTIVE,), limit=YARDSTICK)
             if len(yardstick) < RESCREEN:
                 yardstick = [*yardstick, *suspects[:YARDSTICK]]
+        voices = fair({e.id: e.token for e in yardstick})
         known = {e.id: e for e in [*yardstick, *suspects]}
         reasons: dict[str, str] = {}
         if self.settings.screen and suspects:
             norms, sketches = {n: e.norm for n, e in known.items()}, {n: e.sketch for n, e in known.items()}
-            reasons = screen(norms, sketches, [e.id for e in yardstick], [e.id for e in suspects])
+            reasons = screen(norms, sketches, voices, [e.id for e in suspects])
         verdict = {e.id: (QUARANTINED, reasons[e.id]) if e.id in reasons else (ACTIVE, "") for e in suspects}
         changed = {e.id: verdict[e.id] for e in suspects if (e.state, e.reason) != verdict[e.id]}
         if changed:
-            self.store.judge(changed, family.generation)
+            self.store.judge(family.id, changed)
 
     def _catch_up(self, family: FamilyRecord) -> Held:
         """The pool in memory, brought to what is active now: only what changed since the last time is read."""
@@ -154,16 +201,18 @@ class Builder:
         if held is None:
             file = self.store.family_file(family.id)
             held = Held(file, Pool(file.base, self.settings.recipe.keep))
-        changed = {e.id: e.state for e in self.store.experts(family.id, revision=held.synced)}
-        for expert, state in changed.items():
-            if state != ACTIVE and expert in held.members:
-                held.pool.remove(self._groups(expert))
-                held.members.discard(expert)
-        missing = [expert for expert, state in changed.items() if state == ACTIVE and expert not in held.members]
+        changed = {e.id: e for e in self.store.experts(family.id, revision=held.synced)}
+        for expert in [name for name in held.members if name in changed and changed[name].state != ACTIVE]:
+            held.pool.remove(self._groups(expert))
+            del held.members[expert]
+        if held.pool.drift > DRIFT:  # something very large has come and gone: sum what is left anew
+            changed = {e.id: e for e in self.store.experts(family.id, (ACTIVE,))}
+            held = Held(held.file, Pool(held.file.base, self.settings.recipe.keep))
+        missing = [e for e in changed.values() if e.state == ACTIVE and e.id not in held.members]
         for i in range(0, len(missing), CHUNK):
             chunk = missing[i : i + CHUNK]
-            held.pool.add_many([self._groups(expert) for expert in chunk])
-            held.members.update(chunk)
+            held.pool.add_many([self._groups(e.id) for e in chunk])
+            held.members.update({e.id: Member(e.domain, e.method, e.token) for e in chunk})
             self.store.lease(family.id, self.owner, LEASE)
         held.synced = family.generation
         self._held[family.id] = held
@@ -175,19 +224,23 @@ class Builder:
         except NotThere as error:
             raise Unavailable(f"The content of an expert is missing: {error}") from error
 
-    def _bundle(self, held: Held, kinds: list[tuple[str, str]], out: list[str]) -> Bundle:
+    def _make(self, held: Held, generation: int, out: list[str]) -> tuple[Bundle, dict[str, Any]]:
+        """A bundle without the experts in `out`, and what people want to see of it."""
         recipe, count = self.settings.recipe, len(held.members) - len(out)
-        methods = {method for _, method in kinds}
+        left = [member for expert, member in held.members.items() if expert not in set(out)]
+        methods = {member.method for member in left}
+        domains = {member.domain for member in left}
         settings = {
             **recipe.model_dump(exclude={"weight"}),
             "experts": count,
             "loss": LOSS_OF.get(methods.pop()) if len(methods) == 1 else None,
-            "domains": sorted({domain for domain, _ in kinds})[:100],
+            "domains": sorted(domains)[:100],
             "tolerance_per_entry": True,
             "reduce": True,
             "initial": recipe.weight / count,
+            "generation": generation,
         }
-        return held.pool.bundle(
+        bundle = held.pool.bundle(
             max_rank=recipe.max_rank,
             tolerance=recipe.tolerance,
             initial=recipe.weight / count,
@@ -196,6 +249,14 @@ class Builder:
             settings=settings,
             without=[self._groups(expert) for expert in out],
         )
+        return bundle, {
+            "experts": count,
+            "domains": len(domains),
+            "ranks": {name: len(basis) for name, basis in bundle.basis.items()},
+            "energy": held.pool.energy_kept(bundle),
+            "frozen": list(bundle.frozen),
+            "made_by": self.made_by,
+        }
 
     def _forget_oldest(self, used: str) -> None:
         """Keep the pools within their memory; the family just built stays."""
@@ -203,14 +264,3 @@ class Builder:
             if self.memory <= self.settings.pool_memory or family == used:
                 return
             del self._held[family]
-
-
-def summarise(bundle: Bundle, pool: Pool) -> dict[str, Any]:
-    """What people want to see of a bundle."""
-    return {
-        "experts": bundle.settings["experts"],
-        "domains": len(bundle.settings["domains"]),
-        "ranks": {name: len(basis) for name, basis in bundle.basis.items()},
-        "energy": pool.energy_kept(bundle),
-        "frozen": list(bundle.frozen),
-    }

@@ -16,6 +16,12 @@ from sqlalchemy.exc import ArgumentError
 
 from mergetta.errors import MergettaError
 
+POSTGRES: dict[str, Any] = {
+    "pool_pre_ping": True,
+    "pool_size": 20,
+    "max_overflow": 20,  # together as many as there are worker threads
+    "connect_args": {"connect_timeout": 5},
+}
 LOCK = 4_911_027  # any number: two hubs that start together migrate one after the other
 
 
@@ -30,7 +36,7 @@ class Database:
                 raise MergettaError(f"The hub keeps its data in SQLite or PostgreSQL, not in {address.drivername!r}.")
             if self.sqlite and address.database:
                 Path(address.database).parent.mkdir(parents=True, exist_ok=True)
-            self.engine = sqlite_engine(address) if self.sqlite else create_engine(address, pool_pre_ping=True)
+            self.engine = sqlite_engine(address) if self.sqlite else create_engine(address, **POSTGRES)
         except ArgumentError as error:
             raise MergettaError(f"{url!r} is not the address of a database: {error}.") from error
         except ModuleNotFoundError as error:

@@ -8,7 +8,7 @@ from mergetta.hub.builder import Builder
 
 
 class Metrics:
-    """Each process counts for itself; Prometheus adds up."""
+    """Each process counts for itself: with several workers behind one port, a scrape sees one of them."""
 
     def __init__(self, builder: Builder) -> None:
         self.registry = CollectorRegistry()

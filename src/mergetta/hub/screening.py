@@ -52,6 +52,16 @@ def similarities(sketches: Sequence[bytes]) -> Vector:
     return cosines
 
 
+def fair(contributors: Mapping[str, str]) -> list[str]:
+    """Experts that make the yardstick: where three or more contribute, nobody has more than a third of the voices."""
+    of: dict[str, list[str]] = {}
+    for expert, contributor in contributors.items():
+        of.setdefault(contributor, []).append(expert)
+    if len(of) < 3:
+        return list(contributors)
+    return [expert for mine in of.values() for expert in mine[: max(1, (len(contributors) - len(mine)) // 2)]]
+
+
 def screen(
     norms: Mapping[str, float], sketches: Mapping[str, bytes], yardstick: Sequence[str], suspects: Sequence[str]
 ) -> dict[str, str]:
@@ -71,7 +81,7 @@ def screen(
         if name in place:
             others = np.delete(others, place[name])
         alike, norm = float(np.median(others)), norms[name]
-        if not typical / LENGTH <= norm <= typical * LENGTH:
+        if typical > 0 and not typical / LENGTH <= norm <= typical * LENGTH:
             found[name] = f"its task vector is {norm / typical:.2g} times as long as the median one"
         elif alike < lowest:
             found[name] = f"its task vector has a median cosine of {alike:.2f} with the others"

@@ -46,7 +46,6 @@ class HubSettings(BaseModel):
     @classmethod
     def in_folder(cls, folder: Path, **others: object) -> HubSettings:
         """Everything below one folder: SQLite and plain files."""
-        folder.mkdir(parents=True, exist_ok=True)
         return cls(database=f"sqlite:///{folder / 'hub.db'}", blobs=str(folder / "blobs"), **others)  # type: ignore[arg-type]
 
     def to_environment(self) -> None:

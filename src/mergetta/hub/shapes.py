@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@:+-]{0,199}$"
 """Families and devices: nothing that a path or a shell could take for something else."""
 DIGEST = r"^[0-9a-f]{64}$"
+PLAIN = r"^[^\x00-\x1f\x7f]*$"
+"""Text without control characters."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -42,6 +44,8 @@ class ExpertShape(BaseModel):
     state: Literal["pending", "active", "quarantined", "retired"]
     reason: str
     decided: bool
+    token: str
+    """Who uploaded it: the id of a token, as `mergetta hub token list` shows it."""
     created: float
     changed: float
 
@@ -52,7 +56,7 @@ class Decision(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     state: Literal["active", "quarantined", "retired"]
-    reason: Annotated[str, Field(max_length=500)] = ""
+    reason: Annotated[str, Field(max_length=500, pattern=PLAIN)] = ""
 
 
 class BundleShape(BaseModel):
@@ -111,6 +115,8 @@ class DeviceShape(BaseModel):
     device: str
     first_seen: float
     last_seen: float
+    has_latest: bool
+    """Whether the bundle it reported last is the newest of its kind."""
     last: Report
 
 

@@ -13,7 +13,7 @@ from mergetta.hub.limits import Gate
 from mergetta.hub.records import BundleRecord, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
-from mergetta.hub.store import Store
+from mergetta.hub.store import Store, Unavailable
 
 FRESH = 0.5
 """Seconds for which a process serves a bundle without asking whether another one has published a newer."""
@@ -31,11 +31,12 @@ class Served:
 class Hub:
     def __init__(self, settings: HubSettings) -> None:
         self.settings = settings
-        self.store = Store(settings.database, settings.blobs, settings.reports_kept)
+        self.store = Store(settings.database, settings.blobs, settings.reports_kept, settings.pool_memory)
         self.signer = Signer.load(settings.signing_key) if settings.signing_key else None
         self.gate = Gate()
         sign = self.signer.sign if self.signer else (lambda data: None)
-        self.builder = Builder(self.store, settings, sign, self._published)
+        key = self.signer.public_key if self.signer else ""
+        self.builder = Builder(self.store, settings, sign, self._published, key)
         self._served: OrderedDict[tuple[str, str], Served] = OrderedDict()
         self._files: dict[str, FamilyFile] = {}
         self._lock = threading.Lock()
@@ -53,8 +54,13 @@ class Hub:
         """Ask the database which bundle is current, and read it if it is another one than before."""
         place = family, variant.key
         now = time.monotonic()
-        record = self.store.current(family, variant)
         before = self._served.get(place)
+        try:
+            record = self.store.current(family, variant)
+        except Unavailable:
+            if before is None:
+                raise
+            return before  # the database is away, the bundle is not
         if record is None:
             self._served.pop(place, None)
             return None
@@ -70,10 +76,13 @@ class Hub:
         return served
 
     def file_of(self, family: str) -> FamilyFile:
-        """A family never changes once it is registered."""
-        if family not in self._files:
-            self._files[family] = self.store.family_file(family)
-        return self._files[family]
+        """A family's file never changes; which one it is may, if an administrator deletes the family."""
+        blob = self.store.family(family).blob
+        if blob not in self._files:
+            if len(self._files) >= SERVED:
+                self._files.clear()
+            self._files[blob] = FamilyFile.from_bytes(self.store.blob(blob))
+        return self._files[blob]
 
     def _published(self, family: str) -> None:
         for place, served in list(self._served.items()):

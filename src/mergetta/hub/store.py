@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, TimeoutError
 
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
@@ -39,8 +39,15 @@ from mergetta.hub.records import (
 )
 from mergetta.hub.schema import bundles, devices, experts, families, reports, tokens, variants
 from mergetta.hub.screening import sketch_of
+from mergetta.hub.validation import check_expert, check_family
 
 R = TypeVar("R")
+DEMAND = 3600.0
+"""Seconds for which a variant is kept up to date after somebody has asked for it."""
+VARIANTS = 200
+"""Most variants of a family that are kept up to date."""
+BUNDLES_KEPT = 20
+"""Of a family, and of each variant; devices ask for the latest."""
 
 
 class NotThere(MergettaError):
@@ -62,8 +69,11 @@ def reachable() -> Iterator[None]:
         yield
     except IntegrityError:
         raise
-    except (OperationalError, InterfaceError, DBAPIError) as error:
-        raise Unavailable(f"The hub's database is not available: {first_line(error.orig or error)}.") from error
+    except DataError as error:
+        raise MergettaError(f"The database cannot hold this: {first_line(error.orig or error)}.") from error
+    except (DBAPIError, TimeoutError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise Unavailable(f"The hub's database is not available: {first_line(cause)}.") from error
     except FileNotFoundError:
         raise
     except Exception as error:
@@ -76,14 +86,23 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
+def repeated(action: Callable[[], None]) -> None:
+    """Run a transaction, and again if another process inserted the same row in between: then it is an update."""
+    try:
+        action()
+    except IntegrityError:
+        action()
+
+
 def record(kind: type[R], row: sa.Row[Any]) -> R:
     return kind(**{f.name: row._mapping[f.name] for f in fields(kind)})  # type: ignore[arg-type]
 
 
 class Store:
-    def __init__(self, database: str, blobs_at: str, reports_kept: int = 500) -> None:
+    def __init__(self, database: str, blobs_at: str, reports_kept: int = 500, pool_memory: int = 2**31) -> None:
+        """`reports_kept` per device; families whose scatter matrices exceed `pool_memory` bytes are refused."""
         self.database, self.blobs = Database(database), Blobs(blobs_at)
-        self.reports_kept = reports_kept
+        self.reports_kept, self.pool_memory = reports_kept, pool_memory
         with reachable():
             self.database.migrate()
 
@@ -103,7 +122,7 @@ class Store:
         with reachable():
             try:
                 return self.blobs.put(data)
-            except MergettaError as error:  # a file that cannot be written
+            except (MergettaError, FileNotFoundError) as error:  # a file that cannot be written, a bucket not there
                 raise Unavailable(f"The hub's blob store is not available: {error}") from error
 
     def blob(self, digest: str) -> bytes:
@@ -122,6 +141,12 @@ class Store:
         file = FamilyFile.from_bytes(data)
         if file.family != family:
             raise MergettaError(f"This file describes the family {file.family!r}, not {family!r}.")
+        check_family(file, self.pool_memory)
+        known = self._family(family)
+        if known is not None:
+            if known.blob != digest_of(data):
+                raise Conflict(f"The family {family!r} is registered with other contents.")
+            return False
         row = {
             "id": family, "blob": self.put_blob(data), "note": file.note, "preprocessing": dict(file.preprocessing),
             "groups": len(file.base), "parameters": sum(v.size for v in file.base.values()),
@@ -132,17 +157,27 @@ class Store:
                 with self.database.write() as connection:
                     connection.execute(families.insert().values(row))
                 return True
-            except IntegrityError:
-                if self.family(family).blob != row["blob"]:
-                    raise Conflict(f"The family {family!r} is registered with other contents.") from None
-                return False
+            except IntegrityError:  # somebody else was quicker
+                return self.put_family(data, family)
 
-    def family(self, family: str) -> FamilyRecord:
+    def _family(self, family: str) -> FamilyRecord | None:
         with reachable(), self.database.read() as connection:
             row = connection.execute(sa.select(families).where(families.c.id == family)).first()
-        if row is None:
+        return None if row is None else record(FamilyRecord, row)
+
+    def family(self, family: str) -> FamilyRecord:
+        found = self._family(family)
+        if found is None:
             raise NotThere(f"The hub does not know the family {family!r}: register it first.")
-        return record(FamilyRecord, row)
+        return found
+
+    def delete_family(self, family: str) -> None:
+        """With everything that belongs to it; its blobs stay, unnamed."""
+        self.family(family)
+        with reachable(), self.database.write() as connection:
+            for table in (reports, devices, variants, bundles, experts):
+                connection.execute(table.delete().where(table.c.family == family))
+            connection.execute(families.delete().where(families.c.id == family))
 
     def families(self) -> list[FamilyRecord]:
         with reachable(), self.database.read() as connection:
@@ -163,18 +198,19 @@ class Store:
         if expert.family != family:
             raise MergettaError(f"This expert belongs to the family {expert.family!r}, not {family!r}.")
         check_groups(expert.groups, base.base, "The expert")
+        check_expert(expert)
         norm, sketch = sketch_of(expert.groups, base.base)
         samples = expert.provenance.get("samples")
         counted = isinstance(samples, int) and not isinstance(samples, bool) and 0 <= samples < 2**62
         now = time.time()
         entry = ExpertRecord(
-            digest_of(data), family, expert.domain, str(expert.provenance.get("method", ""))[:100],
+            digest_of(data), family, expert.domain, str(expert.provenance.get("method", "")),
             samples if counted else None, len(data), norm, sketch, PENDING, "", False, token, now, now, 0,
         )  # fmt: skip
+        self.put_blob(data)  # even if known: the blob may have been lost or damaged
         known = self.find_expert(entry.id)
         if known is not None:
             return known, False
-        self.put_blob(data)
         with reachable():
             try:
                 with self.database.write() as connection:
@@ -196,25 +232,26 @@ class Store:
         return found
 
     def experts(
-        self, family: str, states: Iterable[str] | None = None, limit: int | None = None, revision: int = 0
+        self,
+        family: str,
+        states: Iterable[str] | None = None,
+        limit: int | None = None,
+        revision: int = 0,
+        token: str | None = None,
+        before: float | None = None,
     ) -> list[ExpertRecord]:
         """In the order of arrival; with `limit`, the last ones; with `revision`, those that changed in or after it."""
         query = sa.select(experts).where(experts.c.family == family, experts.c.revision >= revision)
+        if token is not None:
+            query = query.where(experts.c.token == token)
+        if before is not None:
+            query = query.where(experts.c.created < before)
         query = query.order_by(experts.c.created.desc(), experts.c.id)
         if states is not None:
             query = query.where(experts.c.state.in_(list(states)))
         with reachable(), self.database.read() as connection:
             rows = connection.execute(query.limit(limit) if limit else query).all()
         return [record(ExpertRecord, row) for row in reversed(rows)]
-
-    def left_out(self, family: str, variant: Variant) -> list[str]:
-        """Active experts that a variant does without."""
-        out: sa.ColumnElement[bool] = experts.c.domain.in_(variant.domains)
-        if variant.token is not None:
-            out = sa.or_(out, experts.c.token == variant.token)
-        query = sa.select(experts.c.id).where(experts.c.family == family, experts.c.state == ACTIVE, out)
-        with reachable(), self.database.read() as connection:
-            return list(connection.execute(query).scalars())
 
     def counts(self, family: str) -> dict[str, int]:
         """Experts per state."""
@@ -223,32 +260,37 @@ class Store:
             rows = connection.execute(query.group_by(experts.c.state)).all()
         return {row[0]: row[1] for row in rows}
 
-    def kinds(self, family: str) -> set[tuple[str, str]]:
-        """(domain, method) of the active experts."""
-        query = sa.select(experts.c.domain, experts.c.method).distinct()
-        with reachable(), self.database.read() as connection:
-            rows = connection.execute(query.where(experts.c.family == family, experts.c.state == ACTIVE)).all()
-        return {(domain, method) for domain, method in rows}
-
     def decide(self, expert: str, state: str, reason: str) -> ExpertRecord:
         """A person's word on an expert; the screening does not change it any more."""
         if state not in (ACTIVE, QUARANTINED, RETIRED):
             raise MergettaError(f"An expert can be made active, quarantined or retired, not {state!r}.")
         before = self.expert(expert)
-        if before.state == RETIRED and state != RETIRED:
-            raise Conflict("A retired expert stays retired.")
+        if before.state == state and before.decided:
+            return before
         with reachable(), self.database.write() as connection:
             values = {"state": state, "reason": reason, "decided": True, "changed": time.time()}
             values["revision"] = self._change(connection, before.family)
-            connection.execute(experts.update().where(experts.c.id == expert).values(**values))
+            mine = experts.update().where(experts.c.id == expert, experts.c.state != RETIRED)
+            if not connection.execute(mine.values(**values)).rowcount:
+                raise Conflict("A retired expert stays retired.")
         return self.expert(expert)
 
-    def judge(self, found: Mapping[str, tuple[str, str]], revision: int) -> None:
+    def retire_all(self, token: str, reason: str) -> int:
+        """Everything that one token has uploaded, of any family."""
+        query = sa.select(experts.c.id).where(experts.c.token == token, experts.c.state != RETIRED)
+        with reachable(), self.database.read() as connection:
+            found = list(connection.execute(query).scalars())
+        for expert in found:
+            self.decide(expert, RETIRED, reason)
+        return len(found)
+
+    def judge(self, family: str, found: Mapping[str, tuple[str, str]]) -> None:
         """(state, reason) per expert, by the screening: not a change of the pool, but part of its next bundle."""
+        current = sa.select(families.c.generation).where(families.c.id == family)
         with reachable(), self.database.write() as connection:
+            revision = connection.execute(current).scalar_one()
             for expert, (state, reason) in found.items():
-                later = sa.case((experts.c.revision > revision, experts.c.revision), else_=revision)
-                values = {"state": state, "reason": reason, "changed": time.time(), "revision": later}
+                values = {"state": state, "reason": reason, "changed": time.time(), "revision": revision}
                 mine = experts.update().where(experts.c.id == expert, sa.not_(experts.c.decided))
                 connection.execute(mine.values(**values))
 
@@ -263,7 +305,11 @@ class Store:
     def lease(self, family: str, owner: str, seconds: float) -> bool:
         """Whether this process may build the family's bundles for now."""
         now = time.time()
-        mine = sa.or_(families.c.lease_owner == owner, families.c.lease_until < now)
+        mine = sa.or_(
+            families.c.lease_owner == owner,
+            families.c.lease_until < now,
+            families.c.lease_until > now + 2 * abs(seconds),  # by a clock that was wrong
+        )
         with reachable(), self.database.write() as connection:
             done = connection.execute(
                 families.update()
@@ -272,35 +318,69 @@ class Store:
             )
         return done.rowcount == 1
 
+    def release(self, owner: str) -> None:
+        """Let others build at once."""
+        with reachable(), self.database.write() as connection:
+            connection.execute(families.update().where(families.c.lease_owner == owner).values(lease_until=0.0))
+
+    def touch(self, family: str) -> None:
+        """A new generation of the same experts: their bundles are to be made again."""
+        with reachable(), self.database.write() as connection:
+            self._change(connection, family)
+
     def publish(
-        self, family: str, variant: Variant, generation: int, bundle: Bundle | None, signature_of: Any, summary: Any
+        self,
+        family: str,
+        variant: Variant,
+        generation: int,
+        bundle: Bundle | None,
+        summary: dict[str, Any] | None,
+        sign: Callable[[bytes], str | None],
     ) -> None:
         """Swap in a bundle made from a generation of the pool; None if nothing is left to merge."""
         row = None
-        if bundle is not None:
+        if bundle is not None and summary is not None:
             data = bundle.to_bytes()
+            Bundle.from_bytes(data)  # what a device would refuse is not published
             row = {
                 "family": family, "variant": variant.key, "generation": generation, "id": self.put_blob(data),
-                "signature": signature_of(data), "size": len(data), "dimension": bundle.dimension,
+                "signature": sign(data), "size": len(data), "dimension": bundle.dimension,
                 "experts": summary["experts"], "summary": summary, "created": time.time(),
             }  # fmt: skip
-        with reachable(), self.database.write() as connection:
-            where = (bundles.c.family == family, bundles.c.variant == variant.key)
-            if row is None:  # the whole pool is gone: nothing may be served any more
-                connection.execute(bundles.delete().where(*where))
+        with reachable():
+            repeated(lambda: self._swap(family, variant, generation, row))
+            for digest in self._old(family, variant):
+                self.blobs.delete(digest)
+
+    def _swap(self, family: str, variant: Variant, generation: int, row: dict[str, Any] | None) -> None:
+        where = (bundles.c.family == family, bundles.c.variant == variant.key)
+        with self.database.write() as connection:
+            if row is None:  # nothing is left: nothing may be served any more
+                connection.execute(bundles.delete().where(*where, bundles.c.generation <= generation))
             else:
                 known = sa.select(bundles.c.id).where(*where, bundles.c.generation == generation)
                 if connection.execute(known).first() is None:
                     connection.execute(bundles.insert().values(row))
             if variant.key:
-                connection.execute(
-                    variants.update()
-                    .where(variants.c.family == family, variants.c.key == variant.key, variants.c.built < generation)
-                    .values(built=generation)
-                )
+                mine = (variants.c.family == family, variants.c.key == variant.key, variants.c.built < generation)
+                connection.execute(variants.update().where(*mine).values(built=generation))
             else:
                 older = (families.c.id == family, families.c.built < generation)
                 connection.execute(families.update().where(*older).values(built=generation))
+
+    def _old(self, family: str, variant: Variant) -> list[str]:
+        """Forget all but the latest bundles; the blobs that nobody names any more."""
+        where = (bundles.c.family == family, bundles.c.variant == variant.key)
+        with self.database.write() as connection:
+            newest = sa.select(bundles.c.generation).where(*where).order_by(bundles.c.generation.desc())
+            edge = connection.execute(newest.offset(BUNDLES_KEPT).limit(1)).scalar()
+            if edge is None:
+                return []
+            gone = (*where, bundles.c.generation <= edge)
+            old = set(connection.execute(sa.select(bundles.c.id).where(*gone)).scalars())
+            connection.execute(bundles.delete().where(*gone))
+            named = sa.select(bundles.c.id).where(bundles.c.id.in_(old))
+            return sorted(old - set(connection.execute(named).scalars()))
 
     def current(self, family: str, variant: Variant) -> BundleRecord | None:
         """The newest bundle; None if there is none (yet)."""
@@ -314,9 +394,22 @@ class Store:
             row = connection.execute(query).first()
         return None if row is None else record(BundleRecord, row)
 
-    def bundle_exists(self, digest: str) -> bool:
+    def latest(self, family: str) -> set[str]:
+        """Ids of the newest bundles, of the whole pool and of each variant."""
+        newest = sa.select(bundles.c.variant, sa.func.max(bundles.c.generation).label("generation"))
+        newest_of = newest.where(bundles.c.family == family).group_by(bundles.c.variant).subquery()
+        same = sa.and_(bundles.c.variant == newest_of.c.variant, bundles.c.generation == newest_of.c.generation)
+        query = sa.select(bundles.c.id).join(newest_of, same).where(bundles.c.family == family)
         with reachable(), self.database.read() as connection:
-            return connection.execute(sa.select(bundles.c.id).where(bundles.c.id == digest)).first() is not None
+            return set(connection.execute(query).scalars())
+
+    def bundle(self, digest: str) -> BundleRecord:
+        """A bundle of any age, by the SHA-256 of its content."""
+        with reachable(), self.database.read() as connection:
+            row = connection.execute(sa.select(bundles).where(bundles.c.id == digest).limit(1)).first()
+        if row is None:
+            raise NotThere(f"There is no bundle {digest}.")
+        return record(BundleRecord, row)
 
     def history(self, family: str, limit: int = 100) -> list[BundleRecord]:
         """Bundles of the whole pool, oldest first."""
@@ -326,16 +419,37 @@ class Store:
             rows = connection.execute(query).all()
         return [record(BundleRecord, row) for row in reversed(rows)]
 
-    def want(self, family: str, variant: Variant) -> None:
-        """Ask for a variant to be built and kept up to date while it is in demand."""
-        row = {
-            "family": family, "key": variant.key, "domains": list(variant.domains), "token": variant.token,
-            "wanted": time.time(), "built": -1,
-        }  # fmt: skip
+    def want(self, family: str, variant: Variant) -> bool:
+        """Ask for a variant to be built and kept up to date while it is in demand; False if it was not until now."""
+        now = time.time()
         same = sa.and_(variants.c.family == family, variants.c.key == variant.key)
+        with reachable(), self.database.read() as connection:
+            before = connection.execute(sa.select(variants.c.wanted).where(same)).scalar()
+            alive = sa.select(sa.func.count()).where(variants.c.family == family, variants.c.wanted > now - DEMAND)
+            others = int(connection.execute(alive).scalar_one())
+        if before is not None and before > now - DEMAND / 12:
+            return True  # not worth a write
+        if before is None and others >= VARIANTS:
+            raise Conflict(f"{others} variants of this family are in use, which is the most the hub keeps.")
+
+        def note() -> None:
+            with self.database.write() as connection:
+                if not connection.execute(variants.update().where(same).values(wanted=now)).rowcount:
+                    row = {"family": family, "key": variant.key, "domains": list(variant.domains)}
+                    connection.execute(variants.insert().values(**row, token=variant.token, wanted=now, built=-1))
+
+        with reachable():
+            repeated(note)
+        return before is not None and before > now - DEMAND
+
+    def forget_variants(self, family: str) -> None:
+        """Those that nobody has asked for in a week, and their bundles."""
+        old = sa.select(variants.c.key).where(variants.c.family == family, variants.c.wanted < time.time() - 7 * 86400)
         with reachable(), self.database.write() as connection:
-            if not connection.execute(variants.update().where(same).values(wanted=row["wanted"])).rowcount:
-                connection.execute(variants.insert().values(row))
+            keys = list(connection.execute(old).scalars())
+            for table, column in ((bundles, bundles.c.variant), (variants, variants.c.key)):
+                if keys:
+                    connection.execute(table.delete().where(table.c.family == family, column.in_(keys)))
 
     def variant_built(self, family: str, variant: Variant) -> int:
         """The generation that a variant was last built from; −1 if never."""
@@ -344,9 +458,9 @@ class Store:
             built = connection.execute(sa.select(variants.c.built).where(same)).scalar()
         return -1 if built is None else int(built)
 
-    def wanted(self, family: str, since: float) -> list[tuple[Variant, int]]:
+    def wanted(self, family: str) -> list[tuple[Variant, int]]:
         """Variants in demand, and the generation that each was last built from."""
-        query = sa.select(variants).where(variants.c.family == family, variants.c.wanted >= since)
+        query = sa.select(variants).where(variants.c.family == family, variants.c.wanted >= time.time() - DEMAND)
         with reachable(), self.database.read() as connection:
             rows = connection.execute(query).all()
         return [(Variant.of(row.domains, row.token), row.built) for row in rows]
@@ -385,30 +499,41 @@ class Store:
 
     def add_reports(self, entries: Sequence[Mapping[str, Any]], token: str) -> None:
         """A device that got no answer sends again: a report of the same device and time is taken once."""
+        with reachable():
+            repeated(lambda: self._add_reports(entries, token))
+
+    def _add_reports(self, entries: Sequence[Mapping[str, Any]], token: str) -> None:
         now = time.time()
-        with reachable(), self.database.write() as connection:
-            for entry in entries:
-                family, device = entry["family"], entry["device"]
+        with self.database.write() as connection:
+            for family in {entry["family"] for entry in entries}:
                 if connection.execute(sa.select(families.c.id).where(families.c.id == family)).first() is None:
                     raise NotThere(f"The hub does not know the family {family!r}: register it first.")
+            for family, device in {(entry["family"], entry["device"]) for entry in entries}:
+                mine = [entry for entry in entries if (entry["family"], entry["device"]) == (family, device)]
                 same = sa.and_(devices.c.family == family, devices.c.device == device)
-                seen = {"token": token, "last_seen": now, "last": dict(entry)}
+                seen = {"token": token, "last_seen": now, "last": dict(mine[-1])}
                 if not connection.execute(devices.update().where(same).values(**seen)).rowcount:
                     connection.execute(devices.insert().values(family=family, device=device, first_seen=now, **seen))
-                mine = sa.and_(reports.c.family == family, reports.c.device == device)
-                known = sa.select(reports.c.number).where(mine, reports.c.time == entry["time"])
-                if connection.execute(known).first() is None:
-                    row = {"family": family, "device": device, "time": entry["time"], "report": dict(entry)}
-                    connection.execute(reports.insert().values(**row))
-            for family, device in {(entry["family"], entry["device"]) for entry in entries}:
-                mine = sa.and_(reports.c.family == family, reports.c.device == device)
-                oldest = sa.select(reports.c.number).where(mine).order_by(reports.c.number.desc())
-                edge = connection.execute(oldest.offset(self.reports_kept).limit(1)).scalar()
+                of_device = sa.and_(reports.c.family == family, reports.c.device == device)
+                times = sa.select(reports.c.time).where(of_device, reports.c.time.in_([e["time"] for e in mine]))
+                known = set(connection.execute(times).scalars())
+                rows = [
+                    {"family": family, "device": device, "time": entry["time"], "report": dict(entry)}
+                    for entry in mine
+                    if entry["time"] not in known
+                ]
+                if rows:
+                    connection.execute(reports.insert(), rows)
+                newest = sa.select(reports.c.number).where(of_device).order_by(reports.c.number.desc())
+                edge = connection.execute(newest.offset(self.reports_kept).limit(1)).scalar()
                 if edge is not None:
-                    connection.execute(reports.delete().where(mine, reports.c.number <= edge))
+                    connection.execute(reports.delete().where(of_device, reports.c.number <= edge))
 
-    def devices(self, family: str) -> list[DeviceRecord]:
-        query = sa.select(devices).where(devices.c.family == family).order_by(devices.c.device)
+    def devices(self, family: str, limit: int = 1000) -> list[DeviceRecord]:
+        """Those heard of last, by name."""
+        latest = sa.select(devices).where(devices.c.family == family).order_by(devices.c.last_seen.desc()).limit(limit)
+        chosen = latest.subquery()
+        query = sa.select(chosen).order_by(chosen.c.device)
         with reachable(), self.database.read() as connection:
             return [record(DeviceRecord, row) for row in connection.execute(query).all()]
 

@@ -62,12 +62,13 @@ class Pool:
 
     @property
     def drift(self) -> float:
-        """Bound on the rounding error relative to what the pool holds, over groups that hold anything.
+        """Bound on the rounding error relative to what the pool holds; infinite if a group holds nothing else.
 
         It grows when much larger experts have come and gone. Above 1e-9, fill a new pool with `add_many`.
         """
         traces = {name: matrix.trace() for name, matrix in self._scatter.items()}
-        return max((dust / traces[name] for name, dust in self._dust.items() if traces[name] > dust), default=0.0)
+        ratios = [dust / traces[name] if traces[name] > dust else np.inf for name, dust in self._dust.items() if dust]
+        return float(max(ratios, default=0.0))
 
     def add(self, expert: GroupValues) -> None:
         self.add_many([expert])

@@ -143,6 +143,11 @@ async def short_body(request: Request) -> bytes:
 def refuse_other_sites(request: Request) -> None:
     """No other site may log a visitor in or out: browsers say where a POST comes from."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    foreign = site not in ("same-origin", "none") if site else origin and urlsplit(origin).netloc != request.url.netloc
+    try:
+        foreign = (
+            site not in ("same-origin", "none") if site else origin and urlsplit(origin).netloc != request.url.netloc
+        )
+    except ValueError:
+        foreign = True
     if foreign:
         raise HTTPException(403, "Log in on the hub's own page.")

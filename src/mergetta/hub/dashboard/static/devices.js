@@ -40,7 +40,7 @@ export function draw({ devices, chosen, lines }, { family, refresh }) {
   again = refresh;
   showFilled("devices", devices.length > 0);
   if (!devices.length) return;
-  const rows = chosen.slice(0, ROWS).map((device) => ({ ...device, state: stateOf(device), bundle: bundleOf(device, family) }));
+  const rows = chosen.slice(0, ROWS).map((device) => ({ ...device, state: stateOf(device), bundle: bundleOf(device) }));
   fillTable("device-table", rows, (device) => device.device, deviceCells);
   const notes = [`${count(rows.length)} of ${many(devices.length, "device")}.`];
   if (chosen.length > LINES) notes.push(`The charts show ${LINES} of them; filter to see others.`);
@@ -57,7 +57,7 @@ function deviceCells({ device, state, bundle, last, last_seen }) {
     cell(tag(bundle), "short"),
     numberCell(count(last.batches)),
     numberCell(count(last.steps)),
-    numberCell(last.entropy.toFixed(3)),
+    numberCell(last.entropy === null ? "–" : last.entropy.toFixed(3)),
     numberCell(last.forwards.toFixed(2)),
     numberCell(count(last.shifts)),
   ];

@@ -31,7 +31,7 @@ function drawTiles(family, bundle, devices) {
   const inState = (state) => states.filter((each) => each === state).length;
   const present = ["adapting", "settled", "silent"].filter(inState).map((state) => `${inState(state)} ${state}`);
   const merged = active ? "merged into the bundle" : "none yet";
-  const entropy = median(devices.map((device) => device.last.entropy));
+  const entropy = median(devices.map((device) => device.last.entropy).filter((entropy) => entropy !== null));
   tiles("tiles", [
     ["Active experts", count(active), pending ? `${count(pending)} being looked at` : merged],
     ["In quarantine", count(quarantined), quarantined ? "waiting for a decision" : "nothing to decide"],
@@ -52,7 +52,7 @@ function attention(family, devices, linkTo) {
   const note = (word, text, section) => found.push({ word, text, href: linkTo(section) });
   const { quarantined = 0 } = family.experts;
   const silent = devices.filter((device) => stateOf(device) === "silent");
-  const older = devices.filter((device) => !silent.includes(device) && bundleOf(device, family) === "older");
+  const older = devices.filter((device) => !silent.includes(device) && bundleOf(device) === "older");
   if (quarantined) note("quarantined", `${many(quarantined, "expert")} to accept or reject`, "quarantine");
   if (!Object.keys(family.experts).length) note("none", "No expert yet: how to upload the first", "experts");
   if (!devices.length) note("none", "No device yet: how to start the first", "devices");

@@ -104,7 +104,7 @@ export function refreshTimes() {
 
 const SILENT = 900;
 export const stateOf = (device) => (age(device.last_seen) > SILENT ? "silent" : device.last.state);
-export function bundleOf(device, family) {
+export function bundleOf(device) {
   if (!device.last.bundle) return "none";
-  return device.last.bundle === family.bundle ? "current" : "older";
+  return device.has_latest ? "current" : "older";
 }

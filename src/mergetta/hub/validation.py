@@ -1,0 +1,55 @@
+"""What may be stored of a file that came from outside, beyond its being well-formed."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+import numpy as np
+
+from mergetta.errors import MergettaError
+from mergetta.expert import Expert
+from mergetta.family_file import FamilyFile
+
+LARGEST = 1e4
+"""No norm layer has weights of this size; sums of squares of larger ones drown everything else in rounding."""
+
+
+def check_text(text: str, what: str, longest: int) -> None:
+    """Refuse what a database, a page or a terminal would choke on."""
+    if len(text) > longest:
+        raise MergettaError(f"{what} is longer than {longest} characters.")
+    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in text):
+        raise MergettaError(f"{what} holds control characters or broken text.")
+
+
+def check_expert(expert: Expert) -> None:
+    check_text(expert.domain, "The name of the domain", 200)
+    check_text(str(expert.provenance.get("method", "")), "The name of the method", 100)
+    if max(float(np.abs(vector).max()) for vector in expert.groups.values()) > LARGEST:
+        raise MergettaError(f"This expert has weights above {LARGEST:g}: it has diverged.")
+
+
+def check_family(file: FamilyFile, memory: int) -> None:
+    check_text(file.note, "The note", 2000)
+    needed = sum(8 * vector.size**2 for vector in file.base.values())
+    if needed > memory:
+        raise MergettaError(f"This family needs {needed:,} bytes of scatter matrices, and the hub allows {memory:,}.")
+    check_json(dict(file.preprocessing), "The preprocessing", 10_000)
+
+
+def check_json(value: Any, what: str, longest: int) -> None:
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (ValueError, RecursionError) as error:
+        raise MergettaError(f"{what} cannot be written as JSON.") from error
+    check_text(text, what, longest)
+    if depth(value) > 8:
+        raise MergettaError(f"{what} is nested too deeply.")
+
+
+def depth(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max((depth(part) for part in parts), default=0)
