@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -19,8 +19,7 @@ from mergetta.adapters.forward_only.cola import source_expert
 from mergetta.bench.store import Store, address, code_digest
 from mergetta.bench.suite import BundleSettings, MethodSettings, Suite
 from mergetta.bundle import Bundle
-from mergetta.data.corruptions import corrupt
-from mergetta.data.fashion import FILE, load_fashion
+from mergetta.data.sources import Source, open_source
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
@@ -46,25 +45,44 @@ class Cell:
 
 
 @lru_cache(maxsize=4)
-def family_of(suite_family: str) -> Family:
-    return load_family(suite_family)
+def load_once(family: str, checkpoint: Path | None) -> Family:
+    return load_family(family, checkpoint)
+
+
+def family_of(suite: Suite) -> Family:
+    return load_once(suite.family, suite.checkpoint)
 
 
 @lru_cache(maxsize=2)
-def domain_of(domain: str, severity: int, samples: int) -> Domain:
-    images, labels = load_fashion()
-    return Domain(domain, corrupt(images[:samples], domain, severity), labels[:samples])
+def open_once(kind: str, folder: Path | None) -> Source:
+    return open_source(kind, folder)
 
 
-@lru_cache(maxsize=1)
-def data_digest() -> str:
-    return hashlib.sha256(FILE.read_bytes()).hexdigest()[:16]
+def source_of(suite: Suite) -> Source:
+    return open_once(suite.data, suite.folder)
+
+
+@lru_cache(maxsize=2)
+def load_domain(kind: str, folder: Path | None, domain: str, severity: int, start: int, count: int) -> Domain:
+    return open_once(kind, folder).domain(domain, severity, start, count)
+
+
+def target_of(suite: Suite, domain: str) -> Domain:
+    """The stream on which methods are compared."""
+    return load_domain(suite.data, suite.folder, domain, suite.severity, 0, suite.samples)
+
+
+def training_of(suite: Suite, domain: str) -> Domain:
+    """The images that a domain's expert is made from: the targets', or others if the suite says so."""
+    if suite.expert_samples is None:
+        return target_of(suite, domain)
+    return load_domain(suite.data, suite.folder, domain, suite.severity, suite.samples, suite.expert_samples)
 
 
 def data_facts(suite: Suite, domain: str, seed: int) -> dict[str, Any]:
     return {
-        "family": family_of(suite.family).fingerprint,
-        "data": data_digest(),
+        "family": family_of(suite).fingerprint,
+        "data": source_of(suite).digest,
         "domain": domain,
         "severity": suite.severity,
         "samples": suite.samples,
@@ -81,7 +99,13 @@ def expert_key(suite: Suite, method: str, domain: str, seed: int) -> str:
         )
     code = code_digest(*DATA_CODE, *MODEL_CODE, f"adapters/backprop/{method}", *BACKPROP_CODE)
     return address(
-        {**data_facts(suite, domain, seed), "expert": method, "options": suite.experts[method], "code": code}
+        {
+            **data_facts(suite, domain, seed),
+            "expert": method,
+            "options": suite.experts[method],
+            "expert_samples": suite.expert_samples,
+            "code": code,
+        }
     )
 
 
@@ -90,9 +114,8 @@ def make_expert(suite: Suite, method: str, domain: str, seed: int, store: Store)
     key = expert_key(suite, method, domain, seed)
     expert = store.expert(key)
     if expert is None:
-        runtime = TorchRuntime(family_of(suite.family))
-        stream = domain_of(domain, suite.severity, suite.samples).stream(seed, suite.batch_size)
-        batches = (images for images, _ in stream)
+        runtime = TorchRuntime(family_of(suite))
+        batches = (images for images, _ in training_of(suite, domain).stream(seed, suite.batch_size))
         expert = train_expert(runtime, batches, method, domain, seed, **suite.experts[method])
         store.put_expert(key, expert)
     return expert
@@ -119,7 +142,7 @@ def cell_key(suite: Suite, cell: Cell) -> str:
         "code": code_digest(*code),
     }
     if method.needs == "experts":
-        statistics = family_of(suite.family).statistics
+        statistics = family_of(suite).statistics
         facts["statistics"] = None if statistics is None else statistics.tolist()
     if cell.expert:
         facts["experts"] = [
@@ -166,9 +189,9 @@ def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
 
 
 def measure(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
-    runtime = TorchRuntime(family_of(suite.family))
+    runtime = TorchRuntime(family_of(suite))
     adapter = create(suite, cell, runtime, store)
-    domain = domain_of(cell.domain, suite.severity, suite.samples)
+    domain = target_of(suite, cell.domain)
     wrong: list[int] = []
     sizes: list[int] = []
     seconds = 0.0
@@ -189,6 +212,7 @@ def measure(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
         "seconds": seconds,
         "family": runtime.family,
         "severity": suite.severity,
+        "data": source_of(suite).description,
         "batch_size": suite.batch_size,
         "forwards": runtime.forwarded / samples,
         "backprop": find_method(suite.methods[cell.method].adapter).backprop,

@@ -11,9 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mergetta.adapters import accepted_options, find_method
 from mergetta.data.corruptions import CORRUPTIONS
+from mergetta.data.sources import open_source
 from mergetta.errors import MergettaError
 
 FOLDER = Path(__file__).parent / "suites"
+INITIAL = {10: 0.35, 20: 0.15, 30: 0.10, 40: 0.10, 50: 0.05}
+"""The paper's c_init by the number of style domains."""
 Strict = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -59,9 +62,16 @@ class Suite(BaseModel):
     model_config = Strict
     name: str
     family: str
-    data: Literal["fashion"]
+    checkpoint: Path | None = None
+    """The family's weights, if they do not come with it."""
+    data: Literal["fashion", "cifar10-c", "cifar100-c", "imagenet-c", "cifar10-styles", "imagenet-styles"]
+    folder: Path | None = None
+    """Where the images are (default: below $MERGETTA_DATA)."""
     severity: int = Field(5, ge=1, le=5)
     samples: int = Field(gt=0)
+    """Images per target domain."""
+    expert_samples: int | None = Field(None, gt=0)
+    """Images per domain that experts are made from, other ones than the targets'; by default the same."""
     batch_size: int = Field(gt=0)
     domains: tuple[str, ...] = tuple(CORRUPTIONS)
     experts: dict[str, dict[str, float | int | bool | str]]
@@ -73,7 +83,7 @@ class Suite(BaseModel):
             if not find_method(expert).backprop:
                 raise MergettaError(f"Experts are made by back-propagation, and {expert!r} is forward-only.")
         for domain in self.domains:
-            if domain not in CORRUPTIONS:
+            if domain not in CORRUPTIONS and not self.data.endswith("-styles"):
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(CORRUPTIONS)}.")
         return self
 
@@ -110,16 +120,60 @@ def list_suites() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def load_suite(name: str) -> Suite:
-    """A suite of the package by name, or one's own by the path of its YAML file."""
+def load_suite(
+    name: str,
+    family: str | None = None,
+    checkpoint: Path | None = None,
+    folder: Path | None = None,
+    styles: int | None = None,
+) -> Suite:
+    """A suite of the package by name, or one's own by the path of its YAML file.
+
+    `styles` is the number of style domains, for suites that have them; c_init follows from it as in the paper. With
+    `family`, for another family than the suite's own: by the preset that the suite has for it under `families`,
+    or else by the suite's general settings.
+    """
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
         path = Path(name)
     if not path.is_file():
         raise MergettaError(f"There is no suite {name!r}; choose one of {', '.join(list_suites())}, or a YAML file.")
     try:
-        return Suite(name=path.stem, **yaml.safe_load(path.read_text()))
+        settings = yaml.safe_load(path.read_text())
+        presets = settings.pop("families", {})
+        settings = merged(settings, presets.get(family or settings["family"], {}))
+        places = {"family": family, "checkpoint": checkpoint, "folder": folder}
+        suite = Suite(name=path.stem, **{**settings, **{key: value for key, value in places.items() if value}})
     except MergettaError as error:
         raise MergettaError(f"{path} is not a valid suite: {error}") from error
-    except (ValidationError, yaml.YAMLError, TypeError, UnicodeDecodeError) as error:
+    except (ValidationError, yaml.YAMLError, TypeError, AttributeError, KeyError, UnicodeDecodeError) as error:
         raise MergettaError(f"{path} is not a valid suite: {' '.join(str(error).split())}") from error
+    if suite.data.endswith("-styles"):
+        return with_styles(suite, styles or 10)
+    if styles:
+        raise MergettaError(f"The suite {suite.name} has no styles.")
+    return suite
+
+
+def with_styles(suite: Suite, count: int) -> Suite:
+    """The suite on the first `count` style domains, with the paper's c_init for that many."""
+    known = open_source(suite.data, suite.folder).domains
+    if not 2 <= count <= len(known):
+        raise MergettaError(f"There are {len(known)} paintings, so there can be 2 to {len(known)} styles, not {count}.")
+    initial = INITIAL[max([number for number in INITIAL if number <= count], default=min(INITIAL))]
+    methods = {
+        name: method.model_copy(
+            update={"bundle": method.bundle.model_copy(update={"initial": initial})} if method.bundle else {}
+        )
+        for name, method in suite.methods.items()
+    }
+    return suite.model_copy(update={"domains": known[:count], "methods": methods})
+
+
+def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Settings with some of them changed, at any depth."""
+    result = dict(settings)
+    for key, value in changes.items():
+        before = result.get(key)
+        result[key] = merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+if TYPE_CHECKING:
+    from mergetta.bench.suite import Suite
+
 QUICK_SAMPLES = 1000
 
 Experts = Annotated[str, typer.Option(help="How the experts are made: `roid` or `deyo`.")]
@@ -24,6 +27,9 @@ Domains = Annotated[str | None, typer.Option(help="Only these target domains, se
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Images per domain (default: all of the suite's).")]
 Severity = Annotated[int | None, typer.Option(min=1, max=5, help="Severity of the corruptions.")]
+Family = Annotated[str | None, typer.Option(help="Another family than the suite's own (`resnet-20`, `timm:NAME`, …).")]
+Checkpoint = Annotated[Path | None, typer.Option(help="The family's weights.")]
+Data = Annotated[Path | None, typer.Option(help="The folder of the suite's images (default: below $MERGETTA_DATA).")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write settings and results here.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write a page with tables and figures here.")]
 Cache = Annotated[Path | None, typer.Option(help="Where experts and results are kept ($MERGETTA_CACHE).")]
@@ -32,8 +38,16 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one p
 
 def command(
     suite: Annotated[
-        str, typer.Argument(help="`fashion-bn`, `fashion-vit`, the path of a suite's YAML file; or `cost`.")
+        str,
+        typer.Argument(
+            help="`fashion-bn`, `fashion-vit`, `cifar10-c`, `cifar100-c`, `imagenet-c`, "
+            "`cifar10-styles`, `imagenet-styles`, a YAML file; or `cost`."
+        ),
     ],
+    family: Family = None,
+    checkpoint: Checkpoint = None,
+    data: Data = None,
+    styles: Annotated[int | None, typer.Option(help="How many style domains (styles suites only; default 10).")] = None,
     experts: Experts = "roid",
     methods: Methods = None,
     domains: Domains = None,
@@ -45,24 +59,37 @@ def command(
     html: Html = None,
     cache: Cache = None,
     jobs: Jobs = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan, its cost and what is missing; run nothing.")
+    ] = False,
 ) -> None:
     """Compare methods on a suite: every target domain, the target's own expert left out, one pass, online error.
 
     Experts and results are cached by content: an interrupted run resumes, a second one is instant.
     `mergetta bench cost` measures time, forward passes and memory of every variant, as ratios to plain inference.
 
+    Example: `mergetta bench cifar10-c --family wrn-28-10 --checkpoint Standard.pt --data CIFAR-10-C --dry-run`
+
     Example: `mergetta bench fashion-bn --methods bn-stats,zo-merge,roid --seeds 3 --html bench.html`
     """
+    from mergetta.bench.suite import load_suite
+
     if suite == "cost":
         run_costs(split(methods), quick, json, html, jobs or 1)
         return
     if quick:
         seeds, samples = 1, min(samples or QUICK_SAMPLES, QUICK_SAMPLES)
-    run(suite, experts, methods, domains, seeds, samples, severity, json, html, cache, jobs)
+    chosen = load_suite(suite, family, checkpoint, data, styles)
+    if dry_run:
+        show_plan(
+            chosen.restricted(split(methods), split(domains), samples, severity), experts, split(domains), seeds, cache
+        )
+        return
+    run(chosen, experts, methods, domains, seeds, samples, severity, json, html, cache, jobs)
 
 
 def run(
-    suite_name: str,
+    whole: Suite,
     experts: str,
     methods: str | None,
     domains: str | None,
@@ -77,11 +104,10 @@ def run(
     from mergetta.bench.report import write_report
     from mergetta.bench.runner import run_suite
     from mergetta.bench.store import default_cache
-    from mergetta.bench.suite import load_suite
     from mergetta.bench.tables import SPREAD, error_table, rich_table, settings_of, write_json
 
     console = wide_console()
-    suite = load_suite(suite_name).restricted(split(methods), split(domains), samples, severity)
+    suite = whole.restricted(split(methods), split(domains), samples, severity)
     targets = split(domains) or list(suite.domains)
     seed_list = list(range(seeds))
     columns = (
@@ -100,9 +126,11 @@ def run(
             bars.update(tasks[stage], completed=done)  # type: ignore[arg-type]
 
         records = run_suite(suite, experts, targets, seed_list, cache or default_cache(), jobs, show)
+    apart = f" and {suite.expert_samples} others for its expert" if suite.expert_samples else ""
     note = (
-        f"{suite.name}: {len(targets)} domains at severity {suite.severity}, {suite.samples} images each, "
-        f"batch {suite.batch_size}, experts by {experts}, {seeds} seed{'s' if seeds > 1 else ''}"
+        f"{suite.name}: {suite.family}, {records[0]['data']}, {len(targets)} domains at severity {suite.severity}, "
+        f"{suite.samples} images each{apart}, batch {suite.batch_size}, experts by {experts}, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}"
     )
     console.print(rich_table(error_table(records), note))
     if seeds > 1:
@@ -113,6 +141,19 @@ def run(
     if html:
         write_report(html, f"mergetta · {suite.name}", note, records, settings_of(suite, experts, seed_list))
         console.print(f"page with figures: {html}")
+
+
+def show_plan(suite: Suite, experts: str, domains: list[str] | None, seeds: int, cache: Path | None) -> None:
+    """What a run would do."""
+    from mergetta.bench.plan import plan_of
+    from mergetta.bench.store import default_cache
+
+    plan = plan_of(suite, experts, domains or list(suite.domains), list(range(seeds)), cache or default_cache())
+    console = wide_console()
+    for line in plan.lines():
+        console.print(line, highlight=False)
+    if plan.missing:
+        raise typer.Exit(2)
 
 
 def run_costs(models: list[str] | None, quick: bool, json: Path | None, html: Path | None, threads: int) -> None:

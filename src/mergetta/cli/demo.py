@@ -35,6 +35,8 @@ def command(
 
     Example: `mergetta demo --json demo.json`
     """
+    from mergetta.bench.suite import load_suite
+
     Console().print(STORY, highlight=False)
     samples = min(samples or 400, 400) if quick else samples
-    bench.run("fashion-bn", experts, methods, domains, seeds, samples, None, json, html, cache, jobs)
+    bench.run(load_suite("fashion-bn"), experts, methods, domains, seeds, samples, None, json, html, cache, jobs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +12,12 @@ from numpy.typing import NDArray
 from mergetta.data.fashion import load_fashion
 from mergetta.errors import MergettaError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CORRUPT_SETTINGS = "mergetta-corrupt.json"
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+BILINEAR = 2  # PIL.Image.Resampling.BILINEAR, without importing Pillow where it may be missing
 
 
 def load_images(source: str, channels: int, size: int | None = None) -> NDArray[np.uint8]:
@@ -39,20 +46,45 @@ def load_images(source: str, channels: int, size: int | None = None) -> NDArray[
 
 
 def load_npz(path: Path) -> NDArray[np.uint8]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            names = [name for name in ("images", "x") if name in file]
-            if not names:
-                raise MergettaError(f"{path} has no array named 'images' or 'x'.")
-            images = file[names[0]]
-    except MergettaError:
-        raise
-    except Exception as error:  # NumPy lets zipfile, zlib and its own errors through
-        raise MergettaError(f"Cannot read {path} as an npz file: {error}.") from error
+    (images,) = read_npz(path, ("images", "x"))
     images = images[..., None] if images.ndim == 3 else images
     if images.dtype != np.uint8 or images.ndim != 4 or not images.size:
         raise MergettaError(f"{path} must hold uint8 images (N, H, W[, C]), not {images.dtype} {images.shape}.")
     return np.asarray(images, dtype=np.uint8)
+
+
+def load_labelled_npz(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images as `load_npz` gives them, and the array `labels` or `y`."""
+    images = load_npz(path)
+    (labels,) = read_npz(path, ("labels", "y"))
+    return images, checked_labels(labels, len(images), classes, path)
+
+
+def read_npz(path: Path, *wanted: tuple[str, ...]) -> list[NDArray[Any]]:
+    """Arrays of an npz file, each under the first of its names that is there."""
+    arrays = []
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for names in wanted:
+                found = [name for name in names if name in file]
+                if not found:
+                    raise MergettaError(f"{path} has no array named {' or '.join(map(repr, names))}.")
+                arrays.append(file[found[0]])
+    except MergettaError:
+        raise
+    except Exception as error:  # NumPy lets zipfile, zlib and its own errors through
+        raise MergettaError(f"Cannot read {path} as an npz file: {error}.") from error
+    return arrays
+
+
+def checked_labels(labels: NDArray[Any], count: int, classes: int, source: Path) -> NDArray[np.int64]:
+    """Labels as int64, if there are `count` of them and all of them are classes."""
+    if labels.dtype.kind not in "iu" or labels.shape != (count,):
+        raise MergettaError(f"{source} must hold {count} integer labels, not {labels.dtype} {labels.shape}.")
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise MergettaError(f"{source} has the label {outside[0]}, but there are only the classes 0 to {classes - 1}.")
+    return labels.astype(np.int64)
 
 
 def load_folder(folder: Path, channels: int, size: int | None = None) -> NDArray[np.uint8]:
@@ -72,16 +104,46 @@ def image_files(folder: Path) -> list[Path]:
 
 def read_image(file: Path, channels: int, size: int | None = None) -> NDArray[np.uint8]:
     """(H, W, C), resized to `size` if given."""
+    image = open_image(file, channels, str(file))
+    if size:
+        image = image.resize((size, size), BILINEAR)
+    return as_array(image)
+
+
+def open_image(file: str | Path | BinaryIO, channels: int, name: str) -> Image:
+    """A decoded image, grey or RGB; `name` is what an error calls it."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
         raise MergettaError("Reading image files needs Pillow: pip install pillow.") from error
     try:
         with Image.open(file) as image:
-            converted = image.convert("L" if channels == 1 else "RGB")
-        if size:
-            converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+            return image.convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise MergettaError(f"Cannot read the image {file}: {error}.") from error
-    pixels = np.asarray(converted)
+        raise MergettaError(f"Cannot read the image {name}: {error}.") from error
+
+
+def as_array(image: Image) -> NDArray[np.uint8]:
+    pixels = np.asarray(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def corrupt_settings(folder: Path) -> dict[str, Any] | None:
+    """What `mergetta corrupt` wrote beside a set that it made; None beside a published one."""
+    file = folder / CORRUPT_SETTINGS
+    if not file.is_file():
+        return None
+    try:
+        settings = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise MergettaError(f"Cannot read {file}: {error}.") from error
+    if not isinstance(settings, dict) or not {"mergetta", "seed", "severities"} <= settings.keys():
+        raise MergettaError(f"{file} is not the settings file of `mergetta corrupt`.")
+    return settings
+
+
+def check_samples(samples: int | None, count: int, source: Path) -> int:
+    """How many of `count` images are meant: all by default, never more than there are."""
+    if samples is not None and not 1 <= samples <= count:
+        raise MergettaError(f"{source} has {count} images per domain, so samples must be 1 to {count}, not {samples}.")
+    return count if samples is None else samples

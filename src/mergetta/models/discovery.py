@@ -65,7 +65,8 @@ def find_blocks(model: nn.Module) -> dict[str, int]:
     """Norm layer name → block: 0 before the first block; what follows a block belongs to it.
 
     The unit of a network is the module class that occurs more than once and holds the most norm layers (the
-    outermost, if several hold the same). If the units stand in several containers, as the residual blocks of a
+    outermost, if several hold the same). A convolution with its norm is not a unit if larger ones hold at least half of
+    the norm layers. If the units stand in several containers, as the residual blocks of a
     ResNet do, a block is a container, that is a stage: what WRN code calls block1 to block3, and what SAR and DeYO
     freeze. If they stand in one, as in a ViT, a block is a unit. Without repeated units each norm layer is one.
     """
@@ -96,7 +97,8 @@ def block_modules(model: nn.Module, layers: dict[str, nn.Module]) -> list[str]:
     repeated = [kind for kind, names in members.items() if len(names) > 1]
     if not repeated:
         return []
-    unit = max(repeated, key=lambda kind: (len(held[kind]), -len(members[kind])))
+    large = [k for k in repeated if len(held[k]) >= 2 * len(members[k]) and 2 * len(held[k]) >= len(layers)]
+    unit = max(large or repeated, key=lambda kind: (len(held[kind]), -len(members[kind])))
     parents = list(dict.fromkeys(name.rpartition(".")[0] for name in members[unit]))
     return parents if len(parents) > 1 else members[unit]
 

@@ -17,16 +17,26 @@ from mergetta.errors import MergettaError
 from mergetta.expert import check_statistics
 from mergetta.files import decode, encode, expect, expect_names, read_bytes, write_atomically
 from mergetta.groups import fingerprint
+from mergetta.models.cifar_resnet import CifarResNet
 from mergetta.models.discovery import find_classifier
+from mergetta.models.efficientnet_lite import EfficientNetLite0
 from mergetta.models.resnet50 import ResNet50
+from mergetta.models.resnext29 import ResNeXt29
 from mergetta.models.small_resnet import SmallResNet
 from mergetta.models.small_vit import SmallViT
+from mergetta.models.vit import VisionTransformer
+from mergetta.models.wide_resnet import WideResNet
 
 FORMAT, VERSION = "mergetta.checkpoint", 1
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
+    "cifar-resnet": CifarResNet,
+    "efficientnet-lite0": EfficientNetLite0,
     "resnet-50": ResNet50,
+    "resnext-29": ResNeXt29,
     "small-resnet": SmallResNet,
     "small-vit": SmallViT,
+    "vit": VisionTransformer,
+    "wide-resnet": WideResNet,
 }
 EMBEDDED = Path(__file__).parent / "embedded"
 
@@ -97,24 +107,59 @@ class Family:
         write_atomically(path, encode(tensors, FORMAT, VERSION, header))
 
 
-def load_family(name_or_path: str | Path) -> Family:
-    """An embedded family by name (`fashion-bn`, `fashion-vit`), or any mergetta checkpoint by path."""
-    path = EMBEDDED / f"{name_or_path}.safetensors"
+def load_family(name: str | Path, checkpoint: str | Path | None = None, name_as: str | None = None) -> Family:
+    """A family by name, or by the path of a mergetta checkpoint.
+
+    Names: the embedded `fashion-bn`, `fashion-vit`; public ones with the file they are published as (`resnet-20`,
+    `wrn-28-10`, `resnext-29-32x4d`, `resnet-50`, `vit-b-16`, `efficientnet-lite0`, …); `timm:NAME` and `hf:NAME`, with
+    their published weights unless a checkpoint is given; `module:function`, one's own. `name_as` renames the family.
+
+    >>> load_family("resnet-20", "resnet20-12fca82f.th").classes[:2]   # doctest: +SKIP
+    ('airplane', 'automobile')
+    """
+    family = find_family(str(name), checkpoint)
+    return dataclasses.replace(family, name=name_as) if name_as else family
+
+
+def find_family(name: str, checkpoint: str | Path | None) -> Family:
+    from mergetta.models import own, zoo  # here, because they make families
+
+    if recipe := zoo.find_recipe(name):
+        return zoo.load_public(name, recipe, checkpoint)
+    path = EMBEDDED / f"{name}.safetensors"
     if not path.is_file():
-        path = Path(name_or_path)
-    if not path.is_file():
-        raise MergettaError(
-            f"There is no family or checkpoint file {str(name_or_path)!r}; embedded: {', '.join(embedded_families())}."
-        )
+        path = Path(name)
+    if path.is_file():
+        if checkpoint is not None:
+            raise MergettaError(f"The family {name!r} has weights of its own: leave out the checkpoint {checkpoint}.")
+        return read_family(path)
+    if name.startswith("timm:"):
+        from mergetta.models.timm_models import load_timm
+
+        return load_timm(name.removeprefix("timm:"), checkpoint)
+    if name.startswith("hf:"):
+        from mergetta.models.hf_models import load_hf
+
+        return load_hf(name.removeprefix("hf:"), checkpoint)
+    if own.PATTERN.fullmatch(name):
+        return own.load_own(name, checkpoint)
+    raise MergettaError(
+        f"There is no family or checkpoint file {name!r}; embedded: {', '.join(embedded_families())}; public: "
+        f"{', '.join(zoo.NAMES)}, timm:NAME, hf:NAME; one's own: module:function."
+    )
+
+
+def read_family(path: Path) -> Family:
+    """What `Family.save` wrote."""
     source = str(path)
     tensors, header = decode(read_bytes(path), FORMAT, VERSION, source)
     architecture = expect(header, "architecture", str, source)
-    if architecture not in ARCHITECTURES:
-        raise MergettaError(f"{source} needs the architecture {architecture!r}, which this mergetta does not have.")
     options = expect(header, "options", dict, source)
     try:
-        model = ARCHITECTURES[architecture](**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        model = build_model(architecture, options, source)
         model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in tensors.items()})
+    except MergettaError:
+        raise
     except (RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise MergettaError(f"{source} does not fit its architecture {architecture!r}: {error}.") from error
     statistics = header.get("statistics")
@@ -131,6 +176,23 @@ def load_family(name_or_path: str | Path) -> Family:
         )
     except (TypeError, ValueError) as error:
         raise MergettaError(f"{source} has an invalid header: {error}") from error
+
+
+def build_model(architecture: str, options: Mapping[str, Any], source: str) -> nn.Module:
+    """A model that a file asks for. Only what can be built without running the file's choice of code."""
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture](**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+    library, _, name = architecture.partition(":")
+    if library == "timm":
+        from mergetta.models.timm_models import build_timm
+
+        return build_timm(name, **options)
+    if library == "hf":
+        from mergetta.models.hf_models import build_hf
+
+        return build_hf(name, options)
+    hint = f": give it as the checkpoint of the family {architecture!r}" if name else ""
+    raise MergettaError(f"{source} needs the architecture {architecture!r}, which this mergetta does not have{hint}.")
 
 
 def embedded_families() -> list[str]:

@@ -41,19 +41,18 @@ def corrupt(
     seed: int = 0,
     first: int = 0,
     strengths: str | None = None,
+    indices: NDArray[np.int64] | None = None,
 ) -> NDArray[np.uint8]:
     """Corrupted copies of uint8 images (B, H, W, C), C = 1 or 3.
 
-    Image i is drawn from (seed, name, first + i) alone, so a part of a set is corrupted as in the whole.
+    Image i is drawn from (seed, name, first + i) alone, so a part of a set is corrupted as in the whole; `indices`
+    are the images' numbers in the set where these do not follow one another.
     `strengths` is `cifar`, `imagenet` or `grey28`; by default what fits the size.
 
     >>> corrupt(np.zeros((2, 8, 8, 1), np.uint8), "brightness").max()
     np.uint8(128)
     """
-    if name not in CORRUPTIONS:
-        raise MergettaError(f"There is no corruption {name!r}; choose one of {', '.join(CORRUPTIONS)}.")
-    if severity not in range(1, 6):
-        raise MergettaError(f"severity must be 1 to 5, not {severity}.")
+    check(name, severity)
     if images.ndim != 4 or images.shape[3] not in (1, 3) or images.dtype != np.uint8 or not images[0:1].size:
         raise MergettaError(
             "Images to corrupt must be uint8 of shape (batch, height, width, 1 or 3), "
@@ -63,14 +62,22 @@ def corrupt(
     if table not in STRENGTHS:
         raise MergettaError(f"There are no strengths {table!r}; choose one of {', '.join(STRENGTHS)}.")
     strength = STRENGTHS[table][name][severity - 1]
+    numbers = first + np.arange(len(images)) if indices is None else indices
     chunk = max(1, CHUNK // images[0].size)
     result = np.empty_like(images)
     for start in range(0, len(images), chunk):
         part = images[start : start + chunk].astype(np.float32) / 255
-        rngs = [generator(seed, first + start + i, name) for i in range(len(part))]
+        rngs = [generator(seed, number, name) for number in numbers[start : start + chunk].tolist()]
         corrupted = CORRUPTIONS[name](part, rngs, strength)
         result[start : start + chunk] = np.rint(np.clip(corrupted, 0, 1) * 255)
     return result
+
+
+def check(name: str, severity: int) -> None:
+    if name not in CORRUPTIONS:
+        raise MergettaError(f"There is no corruption {name!r}; choose one of {', '.join(CORRUPTIONS)}.")
+    if severity not in range(1, 6):
+        raise MergettaError(f"severity must be 1 to 5, not {severity}.")
 
 
 def fitting_strengths(shape: tuple[int, ...]) -> str:

@@ -1,0 +1,184 @@
+"""Where a suite's images come from: opened by kind and folder, handed out domain by domain."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from mergetta.data.cifar_c import CifarC
+from mergetta.data.corruptions import CORRUPTIONS, corrupt
+from mergetta.data.fashion import FILE, load_fashion
+from mergetta.data.imagenet_c import ImagenetC
+from mergetta.data.lazy import Subset
+from mergetta.data.streams import Domain, Images
+from mergetta.data.styles import load_style, style_domains, stylise
+from mergetta.errors import MergettaError
+from mergetta.seeds import generator
+
+VARIABLE = "MERGETTA_DATA"
+SUBFOLDER = {"cifar10": "cifar10", "cifar100": "cifar100", "imagenet": "imagenet"}
+WHERE = {
+    "cifar10": "CIFAR-10-C is published at zenodo.org/records/2535967; a clean cifar10_test.npz (x, y) does too",
+    "cifar100": "CIFAR-100-C is published at zenodo.org/records/3555552; a clean cifar100_test.npz (x, y) does too",
+    "imagenet": "ImageNet-C is published at zenodo.org/records/2235448; a folder of validation images does too",
+}
+IN_MEMORY = 2**30
+"""Bytes of a domain that are decoded and corrupted once and then kept, for the methods that follow."""
+
+
+class Source(ABC):
+    """Labelled images of several domains."""
+
+    description: str
+    """What the images are, for people who read the results."""
+    digest: str
+    """Changes with the content: results are cached under it."""
+    domains: tuple[str, ...] = tuple(CORRUPTIONS)
+    sorted_by_class = False
+
+    @abstractmethod
+    def whole(self, domain: str, severity: int) -> Domain:
+        """All images of a domain, lazily."""
+
+    def domain(self, domain: str, severity: int, start: int, count: int) -> Domain:
+        """`count` images from `start` on, the same ones in all domains."""
+        whole = self.whole(domain, severity)
+        total = len(whole.labels)
+        if start + count > total:
+            raise MergettaError(f"{self.description} has {total:,} images per domain, not {start + count:,}.")
+        order = generator(0, 0, "subset").permutation(total) if self.sorted_by_class else np.arange(total)
+        chosen = order[start : start + count]
+        size = whole.images[chosen[:1]].nbytes * count
+        images: Images = whole.images[chosen] if size <= IN_MEMORY else Subset(whole.images, chosen)
+        return Domain(domain, images, whole.labels[chosen])
+
+
+class Fashion(Source):
+    """The embedded images, corrupted when asked for."""
+
+    description = "Fashion-MNIST (embedded part) corrupted by mergetta"
+
+    def __init__(self) -> None:
+        self.digest = file_digest(FILE)
+
+    def whole(self, domain: str, severity: int) -> Domain:
+        images, labels = load_fashion()
+        return Domain(domain, images, labels)
+
+    def domain(self, domain: str, severity: int, start: int, count: int) -> Domain:
+        clean = super().domain(domain, severity, start, count)
+        return Domain(domain, corrupt(np.asarray(clean.images), domain, severity), clean.labels)
+
+
+class Cifar(Source):
+    """CIFAR-10-C or CIFAR-100-C, as published or corrupted as read."""
+
+    def __init__(self, folder: Path, classes: int) -> None:
+        self.set = CifarC(folder, classes)
+        self.description = self.set.description
+        self.domains = tuple(name for name in CORRUPTIONS if name in self.set.corruptions)
+        files = [*self.set.files.values()] or [self.set.clean_file]
+        self.digest = combined([self.description, *map(file_digest, files)])
+
+    def whole(self, domain: str, severity: int) -> Domain:
+        return self.set.domain(domain, severity)
+
+
+class Imagenet(Source):
+    """ImageNet-C, as published or corrupted as read; `subset.txt` in the folder chooses images."""
+
+    sorted_by_class = True
+
+    def __init__(self, folder: Path) -> None:
+        subsets = [path for path in sorted(folder.glob("*.txt")) if path.name != "classes.txt"]
+        self.set = ImagenetC(folder, subsets[0] if subsets else None)
+        self.description = self.set.description
+        self.domains = tuple(name for name in CORRUPTIONS if name in self.set.corruptions)
+
+    @cached_property
+    def digest(self) -> str:  # type: ignore[override]
+        if self.set.archive and not self.set.corrupted and self.set.clean_source is not None:
+            return combined([self.description, file_digest(self.set.clean_source)])
+        return combined([self.description, str(self.set.folder.resolve()), *self.domains])
+
+    def whole(self, domain: str, severity: int) -> Domain:
+        return self.set.domain(domain, severity)
+
+
+class Styles(Source):
+    """Clean images in the styles of paintings: one domain per painting in the folder `styles` or `../style`."""
+
+    def __init__(self, clean: Source, domain: Domain, paintings: Path) -> None:
+        self.clean, self.paintings = domain, paintings
+        self.domains = tuple(style_domains(paintings))
+        self.sorted_by_class = clean.sorted_by_class
+        self.description = (
+            f"{clean.description.partition(' corrupted')[0]} in the styles of {len(self.domains)} paintings"
+        )
+        files = [file_digest(path) for path in sorted(paintings.iterdir()) if path.is_file()]
+        self.digest = combined([clean.digest, *files])
+
+    def whole(self, domain: str, severity: int) -> Domain:
+        """Styles have no severity."""
+        return Domain(domain, Stylised(self.clean.images, self.paintings, domain), self.clean.labels)
+
+
+class Stylised:
+    """A view that stylises on indexing."""
+
+    def __init__(self, images: Images, paintings: Path, style: str) -> None:
+        self.images = images
+        size = images[np.arange(1)].shape[1]
+        self.style = load_style(paintings, style, size)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: np.ndarray, /) -> np.ndarray:
+        return stylise(self.images[index], self.style)
+
+
+def open_source(kind: str, folder: Path | None = None) -> Source:
+    """A source by its kind: `fashion`, `cifar10-c`, `cifar100-c`, `imagenet-c`, `cifar10-styles`, `imagenet-styles`."""
+    if kind == "fashion":
+        return Fashion()
+    name, _, what = kind.partition("-")
+    folder = folder_of(name, folder)
+    source = Imagenet(folder) if name == "imagenet" else Cifar(folder, int(name.removeprefix("cifar")))
+    if what == "c":
+        return source
+    places = [
+        place for place in (folder / "styles", folder.parent / "style", folder.parent / "styles") if place.is_dir()
+    ]
+    if not places:
+        raise MergettaError(f"{kind} needs paintings: put image files into {folder / 'styles'}.")
+    return Styles(source, source.set.clean(), places[0])
+
+
+def folder_of(name: str, folder: Path | None) -> Path:
+    """The folder given, or the place below $MERGETTA_DATA."""
+    if folder is None and os.environ.get(VARIABLE):
+        folder = Path(os.environ[VARIABLE]) / SUBFOLDER[name]
+    if folder is None:
+        raise MergettaError(f"This suite needs images: give --data FOLDER or set ${VARIABLE}. {WHERE[name]}.")
+    if not folder.is_dir():
+        raise MergettaError(f"There is no folder {folder}. {WHERE[name]}.")
+    return folder
+
+
+def file_digest(path: Path) -> str:
+    """Of a file's size and its ends: enough to tell data sets apart, quick on gigabytes."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(2**16)
+        file.seek(max(0, size - 2**16))
+        return combined([path.name, str(size), hashlib.sha256(head + file.read()).hexdigest()])
+
+
+def combined(facts: list[str]) -> str:
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

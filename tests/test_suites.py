@@ -1,0 +1,162 @@
+"""The suites of the package: the paper's settings per family, plans, and what is said about missing files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mergetta import MergettaError
+from mergetta.bench.plan import plan_of
+from mergetta.bench.suite import list_suites, load_suite, merged
+
+from .test_cli import mergetta
+
+PAPER = {  # η, δ, ε, batch size, last blocks that do not move (ALGORITHMS.md)
+    ("cifar10-c", "wrn-28-10"): (5e-3, 1.0, 1e-2, 200, 1),
+    ("cifar100-c", "resnext-29-32x4d"): (5e-3, 0.25, 1e-3, 200, 1),
+    ("imagenet-c", "resnet-50"): (5e-3, 0.25, 1e-2, 64, 1),
+    ("imagenet-c", "vit-b-16"): (2.5e-3, 1e-4, 1e-4, 64, 3),
+}
+EXPERTS = {  # optimiser and learning rate of ROID and DeYO experts
+    ("cifar10-c", "wrn-28-10"): (("sgd", 1e-3), ("adam", 1e-3)),
+    ("cifar100-c", "resnext-29-32x4d"): (("adam", 1e-3), ("adam", 1e-3)),
+    ("imagenet-c", "resnet-50"): (("sgd", 5e-4), ("sgd", 2.5e-4)),
+    ("imagenet-c", "vit-b-16"): (("sgd", 1e-3), ("sgd", 2.5e-4)),
+}
+
+
+CORRUPTION_SUITES = [name for name in list_suites() if "styles" not in name]
+
+
+@pytest.mark.parametrize("name", CORRUPTION_SUITES)
+def test_every_suite_is_valid(name: str) -> None:
+    suite = load_suite(name)
+    assert {"source", "bn-stats", "t3a", "cola", "merge", "zo-merge", "tent", "deyo", "roid"} <= suite.methods.keys()
+    assert set(suite.experts) == {"roid", "deyo"}
+
+
+@pytest.mark.parametrize(("name", "family"), PAPER)
+def test_the_paper_s_presets(name: str, family: str) -> None:
+    suite = load_suite(name, family)
+    method = suite.methods["zo-merge"]
+    assert method.bundle is not None
+    found = (method.options["lr"], method.options["delta"], method.bundle.tolerance, suite.batch_size)
+    assert (*found, method.bundle.frozen_blocks) == PAPER[name, family]
+    assert (method.bundle.keep, method.bundle.max_rank, method.bundle.initial) == (0.4, 5, 0.1)
+    assert method.options["clamp"] == 5
+    assert method.bundle == suite.methods["merge"].bundle
+    for expert, (optimizer, lr) in zip(("roid", "deyo"), EXPERTS[name, family], strict=True):
+        assert (suite.experts[expert]["optimizer"], suite.experts[expert]["lr"]) == (optimizer, lr)
+
+
+def test_another_family_takes_the_general_settings() -> None:
+    suite = load_suite("cifar10-c", "resnet-20", Path("weights.th"), Path("data"))
+    assert (suite.family, suite.checkpoint, suite.folder) == ("resnet-20", Path("weights.th"), Path("data"))
+    assert suite.methods == load_suite("cifar10-c").methods
+
+
+def test_merged() -> None:
+    before = {"a": {"b": 1, "c": 2}, "d": 3}
+    assert merged(before, {"a": {"c": 4}, "d": {"e": 5}}) == {"a": {"b": 1, "c": 4}, "d": {"e": 5}}
+    assert before == {"a": {"b": 1, "c": 2}, "d": 3}
+
+
+def test_a_plan(tmp_path: Path) -> None:
+    suite = load_suite("fashion-bn").restricted(["bn-stats", "merge"], samples=40)
+    plan = plan_of(suite, "roid", ["fog"], [0, 1], tmp_path)
+    text = "\n".join(plan.lines())
+    assert not plan.missing
+    assert "4 of 4 results, 28 experts" in text
+    assert "core-hours" in text
+
+
+def test_dry_run_says_what_is_missing_and_where_to_get_it(tmp_path: Path) -> None:
+    result = mergetta("bench", "cifar10-c", "--data", "nowhere", "--dry-run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "There is no folder nowhere" in result.stdout
+    assert "zenodo.org" in result.stdout
+    assert "wrn-28-10" in result.stdout
+
+
+def test_a_published_set_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small CIFAR-10-C in the published layout, and a family of one's own, through `mergetta bench`."""
+    folder = tmp_path / "CIFAR-10-C"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    suite = load_suite("cifar10-c")
+    for domain in suite.domains:
+        np.save(folder / f"{domain}.npy", rng.integers(0, 256, (50, 32, 32, 3), dtype=np.uint8))
+    np.save(folder / "labels.npy", np.arange(50) % 10)
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = ["bench", "cifar10-c", "--family", "mine:family", "--data", folder, "--samples", "8", "--seeds", "1"]
+    options = ["--methods", "bn-stats,merge", "--domains", "fog", "--json", "out.json", "--cache", "cache"]
+    first = mergetta(*command, *options, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "as published" in first.stdout
+    again = mergetta(*command, *options, cwd=tmp_path)
+    assert again.returncode == 0
+    assert (tmp_path / "out.json").is_file()
+
+
+OWN = """
+import torch
+from mergetta.models.family import Family, Preprocessing
+from mergetta.models.small_resnet import SmallResNet
+
+
+def family():
+    torch.manual_seed(0)
+    model = SmallResNet(channels=3, classes=10).eval()
+    return Family("mine", model, Preprocessing((0.5,) * 3, (0.5,) * 3, 32), tuple("abcdefghij"), "small-resnet", {})
+"""
+
+
+def style_folder(tmp_path: Path, paintings: int) -> Path:
+    from PIL import Image
+
+    folder = tmp_path / "cifar10"
+    (folder / "styles").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(paintings):
+        pixels = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "styles" / f"painting-{number:02}.png")
+    np.savez(folder / "cifar10_test.npz", x=rng.integers(0, 256, (30, 32, 32, 3), dtype=np.uint8), y=np.arange(30) % 10)
+    return folder
+
+
+@pytest.mark.parametrize(("styles", "initial"), [(10, 0.35), (12, 0.35), (20, 0.15), (3, 0.35)])
+def test_styles(tmp_path: Path, styles: int, initial: float) -> None:
+    from mergetta.bench.protocol import source_of, target_of
+
+    suite = load_suite("cifar10-styles", folder=style_folder(tmp_path, 20), styles=styles)
+    assert len(suite.domains) == styles
+    assert {m.bundle.initial for m in suite.methods.values() if m.bundle} == {initial}
+    small = suite.model_copy(update={"samples": 6})
+    domain = target_of(small, suite.domains[0])
+    assert np.asarray(domain.images).shape == (6, 32, 32, 3)
+    assert not np.array_equal(domain.images, target_of(small, suite.domains[1]).images)
+    assert "styles of 20 paintings" in source_of(suite).description
+    with pytest.raises(MergettaError, match="20 paintings"):
+        load_suite("cifar10-styles", folder=suite.folder, styles=21)
+    with pytest.raises(MergettaError, match="has no styles"):
+        load_suite("cifar10-c", folder=suite.folder, styles=3)
+
+
+def test_experts_from_other_images(tmp_path: Path) -> None:
+    from mergetta.bench.protocol import target_of, training_of
+
+    suite = load_suite("fashion-bn").model_copy(update={"samples": 20, "expert_samples": 30})
+    target, training = target_of(suite, "fog"), training_of(suite, "fog")
+    assert (len(target.labels), len(training.labels)) == (20, 30)
+    assert not {i.tobytes() for i in target.images} & {i.tobytes() for i in training.images}  # type: ignore[attr-defined]
+
+
+def test_wrong_severity_or_too_many_samples(tmp_path: Path) -> None:
+    suite = load_suite("fashion-bn").model_copy(update={"samples": 10**6})
+    from mergetta.bench.protocol import target_of
+
+    with pytest.raises(MergettaError, match="images per domain"):
+        target_of(suite, "fog")
