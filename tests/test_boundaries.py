@@ -13,7 +13,7 @@ import mergetta
 
 PACKAGE = Path(mergetta.__file__).parent
 TORCH_FREE = (
-    "adapters", "adapters.forward_only", "arrays", "bundle", "data.images", "device", "errors", "expert", "files",
+    "adapters", "adapters.forward_only", "arrays", "bundle", "data.images", "data.lazy", "data.styles.filters", "device", "errors", "expert", "files",
     "groups", "losses", "merging", "runtimes.base", "runtimes.onnx_runtime", "seeds", "zeroth_order",
 )  # fmt: skip
 BLOCK = """

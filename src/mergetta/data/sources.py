@@ -13,7 +13,7 @@ import numpy as np
 from mergetta.data.cifar_c import CifarC
 from mergetta.data.corruptions import CORRUPTIONS, corrupt
 from mergetta.data.fashion import FILE, load_fashion
-from mergetta.data.imagenet_c import ImagenetC
+from mergetta.data.imagenet_c import ROBUSTBENCH, ImagenetC
 from mergetta.data.lazy import Subset
 from mergetta.data.streams import Domain, Images
 from mergetta.data.styles import load_style, style_domains, stylise
@@ -90,12 +90,12 @@ class Cifar(Source):
 
 
 class Imagenet(Source):
-    """ImageNet-C, as published or corrupted as read; `subset.txt` in the folder chooses images."""
+    """ImageNet-C, as published or corrupted as read; RobustBench's list or a `subset*.txt` in the folder chooses images."""
 
     sorted_by_class = True
 
     def __init__(self, folder: Path) -> None:
-        subsets = [path for path in sorted(folder.glob("*.txt")) if path.name != "classes.txt"]
+        subsets = [*folder.glob(ROBUSTBENCH), *sorted(folder.glob("subset*.txt"))]
         self.set = ImagenetC(folder, subsets[0] if subsets else None)
         self.description = self.set.description
         self.domains = tuple(name for name in CORRUPTIONS if name in self.set.corruptions)
