@@ -13,8 +13,9 @@ import mergetta
 
 PACKAGE = Path(mergetta.__file__).parent
 TORCH_FREE = (
-    "adapters", "adapters.forward_only", "arrays", "bundle", "data.images", "data.lazy", "data.styles.filters", "device", "errors", "expert", "files",
-    "groups", "losses", "merging", "runtimes.base", "runtimes.onnx_runtime", "seeds", "zeroth_order",
+    "adapters", "adapters.forward_only", "arrays", "bundle", "data.images", "data.lazy", "data.styles.filters", "device",
+    "errors", "expert", "family_file", "files", "groups", "losses", "merging", "runtimes.base", "runtimes.onnx_runtime",
+    "seeds", "zeroth_order",
 )  # fmt: skip
 BLOCK = """
 import sys
@@ -49,7 +50,8 @@ def test_core_imports_without_torch() -> None:
 
 
 def test_core_does_not_import_hub_bench_or_models() -> None:
-    code = "import mergetta.adapters.forward_only.zo_merge, mergetta.merging, sys\n"
+    core = ("adapters.forward_only.zo_merge", "merging.scatter", "device.agent", "device.hub_link", "family_file")
+    code = "import sys, " + ", ".join(f"mergetta.{module}" for module in core) + "\n"
     code += "print([m for m in sys.modules if m.startswith(('mergetta.hub', 'mergetta.bench', 'mergetta.models'))])"
     assert run(code).stdout.strip() == "[]"
 

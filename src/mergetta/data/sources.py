@@ -90,7 +90,7 @@ class Cifar(Source):
 
 
 class Imagenet(Source):
-    """ImageNet-C, as published or corrupted as read; RobustBench's list or a `subset*.txt` in the folder chooses images."""
+    """ImageNet-C, as published or corrupted as read; RobustBench's list or a `subset*.txt` beside it chooses images."""
 
     sorted_by_class = True
 
