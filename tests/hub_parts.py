@@ -64,8 +64,9 @@ class Postgres:
         self.data.mkdir()
         if os.geteuid() == 0:
             shutil.chown(self.data, "postgres", "postgres")
-            for parent in self.data.parents[:3]:  # pytest's own, which only root may enter
-                parent.chmod(parent.stat().st_mode | 0o055)
+            for parent in self.data.parents:  # pytest's own, which only root may enter
+                if "pytest-" in str(parent):
+                    parent.chmod(parent.stat().st_mode | 0o055)
             self.prefix = ["runuser", "-u", "postgres", "--"]
         self.url = f"postgresql://mergetta@127.0.0.1:{port}/postgres"
         self.options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"

@@ -59,4 +59,6 @@ def import_timm() -> Any:
     try:
         return import_module("timm")
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not belong to this torch
-        raise MergettaError(f"timm cannot be imported ({error}): install mergetta[zoo].") from error
+        raise MergettaError(
+            f"timm cannot be imported ({error}): install mergetta[zoo], with the torchvision made for this torch."
+        ) from error
