@@ -92,7 +92,7 @@ def test_a_published_set_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     command = ["bench", "cifar10-c", "--family", "mine:family", "--data", folder, "--samples", "8", "--seeds", "1"]
-    options = ["--methods", "bn-stats,merge", "--domains", "fog", "--json", "out.json", "--cache", "cache"]
+    options = ["--methods", "bn-stats,cola,merge", "--domains", "fog", "--json", "out.json", "--cache", "cache"]
     first = mergetta(*command, *options, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "as published" in first.stdout
@@ -143,6 +143,23 @@ def test_styles(tmp_path: Path, styles: int, initial: float) -> None:
         load_suite("cifar10-styles", folder=suite.folder, styles=21)
     with pytest.raises(MergettaError, match="has no styles"):
         load_suite("cifar10-c", folder=suite.folder, styles=3)
+
+
+def test_the_source_model_s_place_in_cola_s_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Feature statistics from clean images, where there are any."""
+    from mergetta.bench.protocol import family_of
+
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = style_folder(tmp_path, 2)
+    suite = load_suite("cifar10-c", "mine:family", folder=folder)
+    found = family_of(suite).statistics
+    assert found is not None and found.shape == (2, 16)
+    (folder / "cifar10_test.npz").rename(folder / "elsewhere.npz")
+    for name in ("fog", "labels"):
+        np.save(folder / f"{name}.npy", np.zeros((5, 32, 32, 3), np.uint8) if name == "fog" else np.zeros(5, np.int64))
+    moved = folder.rename(tmp_path / "published")
+    assert family_of(load_suite("cifar10-c", "mine:family", folder=moved)).statistics is None
 
 
 def test_experts_from_other_images(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 
 from mergetta.adapters import create_adapter, find_method
-from mergetta.adapters.backprop.expert_training import train_expert
+from mergetta.adapters.backprop.expert_training import Moments, train_expert
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.cola import source_expert
+from mergetta.arrays import to_numpy
 from mergetta.bench.store import Store, address, code_digest
 from mergetta.bench.suite import BundleSettings, MethodSettings, Suite
 from mergetta.bundle import Bundle
@@ -30,6 +32,8 @@ from mergetta.runtimes.torch_runtime import TorchRuntime
 
 DATA_CODE = ("data", "seeds")
 MODEL_CODE = ("models", "runtimes/base", "runtimes/torch_runtime", "groups", "losses", "arrays", "adapters/base")
+STATISTICS = 1000
+"""Clean images that the source model's feature statistics are taken from."""
 BACKPROP_CODE = ("adapters/backprop/base", "adapters/backprop/expert_training")
 
 
@@ -49,8 +53,23 @@ def load_once(family: str, checkpoint: Path | None) -> Family:
     return load_family(family, checkpoint)
 
 
+@lru_cache(maxsize=4)
+def with_statistics(name: str, checkpoint: Path | None, kind: str, folder: Path | None) -> Family:
+    """The family, with the feature statistics of clean images if it comes without: the source model's place in CoLA's
+    pool. Without clean images the source model is not in the pool.
+    """
+    family = load_once(name, checkpoint)
+    clean = open_once(kind, folder).clean(STATISTICS) if family.statistics is None else None
+    if clean is None:
+        return family
+    moments, runtime = Moments(), TorchRuntime(family, source_statistics=1.0)
+    for images, labels in clean.stream(0, 100):
+        moments.add(to_numpy(runtime(images).statistics), len(labels))
+    return dataclasses.replace(family, statistics=moments.value())
+
+
 def family_of(suite: Suite) -> Family:
-    return load_once(suite.family, suite.checkpoint)
+    return with_statistics(suite.family, suite.checkpoint, suite.data, suite.folder)
 
 
 @lru_cache(maxsize=2)
@@ -167,7 +186,8 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime, store: Store) -> Ada
     elif find_method(settings.adapter).backprop:
         options = {"seed": cell.seed, **options}
     if needs == "experts":
-        options["experts"] = [source_expert(runtime), *pool(suite, cell, store)]
+        known = [] if runtime.statistics is None else [source_expert(runtime)]
+        options["experts"] = [*known, *pool(suite, cell, store)]
     elif settings.bundle is not None:
         options["bundle"] = build(suite, runtime, settings.bundle, pool(suite, cell, store))
     return create_adapter(settings.adapter, runtime, **options)

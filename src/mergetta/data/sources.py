@@ -45,6 +45,10 @@ class Source(ABC):
     def whole(self, domain: str, severity: int) -> Domain:
         """All images of a domain, lazily."""
 
+    def clean(self, count: int) -> Domain | None:
+        """The last `count` clean images, if there are any: the first ones are the targets'."""
+        return None
+
     def domain(self, domain: str, severity: int, start: int, count: int) -> Domain:
         """`count` images from `start` on, the same ones in all domains."""
         whole = self.whole(domain, severity)
@@ -85,6 +89,9 @@ class Cifar(Source):
         files = [*self.set.files.values()] or [self.set.clean_file]
         self.digest = combined([self.description, *map(file_digest, files)])
 
+    def clean(self, count: int) -> Domain | None:
+        return last(self.set.clean(), count) if self.set.clean_file.is_file() else None
+
     def whole(self, domain: str, severity: int) -> Domain:
         return self.set.domain(domain, severity)
 
@@ -106,6 +113,13 @@ class Imagenet(Source):
             return combined([self.description, file_digest(self.set.clean_source)])
         return combined([self.description, str(self.set.folder.resolve()), *self.domains])
 
+    def clean(self, count: int) -> Domain | None:
+        if self.set.clean_source is None:
+            return None
+        clean = self.set.clean()
+        order = generator(0, 0, "subset").permutation(len(clean.labels))
+        return last(Domain("clean", Subset(clean.images, order), clean.labels[order]), count)
+
     def whole(self, domain: str, severity: int) -> Domain:
         return self.set.domain(domain, severity)
 
@@ -114,7 +128,7 @@ class Styles(Source):
     """Clean images in the styles of paintings: one domain per painting in the folder `styles` or `../style`."""
 
     def __init__(self, clean: Source, domain: Domain, paintings: Path) -> None:
-        self.clean, self.paintings = domain, paintings
+        self.source, self.photographs, self.paintings = clean, domain, paintings
         self.domains = tuple(style_domains(paintings))
         self.sorted_by_class = clean.sorted_by_class
         self.description = (
@@ -123,9 +137,12 @@ class Styles(Source):
         files = [file_digest(path) for path in sorted(paintings.iterdir()) if path.is_file()]
         self.digest = combined([clean.digest, *files])
 
+    def clean(self, count: int) -> Domain | None:
+        return self.source.clean(count)
+
     def whole(self, domain: str, severity: int) -> Domain:
         """Styles have no severity."""
-        return Domain(domain, Stylised(self.clean.images, self.paintings, domain), self.clean.labels)
+        return Domain(domain, Stylised(self.photographs.images, self.paintings, domain), self.photographs.labels)
 
 
 class Stylised:
@@ -141,6 +158,11 @@ class Stylised:
 
     def __getitem__(self, index: np.ndarray, /) -> np.ndarray:
         return stylise(self.images[index], self.style)
+
+
+def last(domain: Domain, count: int) -> Domain:
+    start = max(0, len(domain.labels) - count)
+    return Domain(domain.name, Subset(domain.images, np.arange(start, len(domain.labels))), domain.labels[start:])
 
 
 def open_source(kind: str, folder: Path | None = None) -> Source:
