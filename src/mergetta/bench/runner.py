@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -71,13 +72,24 @@ def measure_all(suite: Suite, expert: str, cells: Sequence[Cell], cache: Path, j
 
 
 def start_worker() -> None:
-    """A process per core, a thread per process: small models gain nothing from more. Ctrl-C is the parent's."""
+    """A process per core, a thread per process: small models gain nothing from more. Ctrl-C is the parent's.
+
+    When the parent is killed, its workers end too; what they have measured is in the store.
+    """
     import cv2
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
+
+
+def end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def train(suite: Suite, method: str, domain: str, seed: int, cache: Path) -> None:
