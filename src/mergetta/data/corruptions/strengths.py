@@ -89,7 +89,7 @@ GREY28: Strengths = {
     "zoom_blur": tuple(zooms(last, 0.01) for last in (1.11, 1.16, 1.21, 1.31, 1.41)),
     "snow": CIFAR["snow"],
     "frost": CIFAR["frost"],
-    "fog": ((0.2, 3), (0.4, 3), (0.6, 2.5), (0.8, 2.2), (1, 2)),
+    "fog": ((0.2, 3**0.5), (0.4, 3**0.5), (0.6, 2.5**0.5), (0.8, 2.2**0.5), (1, 2**0.5)),  # rougher than published
     "brightness": (0.05, 0.1, 0.2, 0.3, 0.4),
     "contrast": (0.75, 0.5, 0.4, 0.3, 0.2),
     "elastic_transform": scaled(
