@@ -90,7 +90,8 @@ def postgres(folder: Path) -> Iterator[Postgres]:
     try:
         yield server
     finally:
-        server.stop()
+        with suppress(subprocess.CalledProcessError):  # it may be gone already
+            server.stop()
 
 
 class S3:

@@ -172,7 +172,7 @@ def test_the_first_start_prints_a_token_once(tmp_path: Path) -> None:
         process = subprocess.Popen([*command, "--port", str(free_port())], stdout=subprocess.PIPE)
         assert process.stdout is not None
         line = process.stdout.readline()
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         process.communicate(timeout=30)
         assert (b"administrator's token" in line) is first
 

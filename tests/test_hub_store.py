@@ -12,7 +12,8 @@ import pytest
 from mergetta import Bundle, MergettaError, build_bundle
 from mergetta.hub.blobs import Blobs, digest_of
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
-from mergetta.hub.store import Conflict, NotThere, Store, Unavailable
+from mergetta.hub.storage import Conflict, NotThere, Unavailable
+from mergetta.hub.store import Store
 
 from .hub_parts import BASE, FAMILY, expert_of, family_file, honest, postgres, s3, task_vector
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any
 from mergetta.bench.protocol import Cell, make_expert, run_cell, stored
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite
+from mergetta.workers import end_with_parent
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -80,16 +80,9 @@ def start_worker() -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-
-
-def end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def train(suite: Suite, method: str, domain: str, seed: int, cache: Path) -> None:

@@ -150,20 +150,12 @@ def run_all(tasks: list[Task], jobs: int) -> Iterable[tuple[str, int]]:
 
 def start_worker() -> None:
     """A thread per process; Ctrl-C ends it at once, as files are whole or not there; and so does its parent's end."""
-    import multiprocessing
-    import os
     import signal
-    import threading
 
     import cv2
 
+    from mergetta.workers import end_with_parent
+
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     cv2.setNumThreads(1)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
+    end_with_parent()

@@ -13,7 +13,7 @@ from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBea
 from mergetta.hub.limits import TRUSTED_OFFLINE
 from mergetta.hub.records import ADMIN, CONSUME, CONTRIBUTE, TokenRecord
 from mergetta.hub.state import Hub
-from mergetta.hub.store import Unavailable
+from mergetta.hub.storage import Unavailable
 
 COOKIE = "mergetta_token"
 HEADER = "x-mergetta-dashboard"

@@ -27,7 +27,7 @@ from mergetta.hub.shapes import (
     Taken,
 )
 from mergetta.hub.state import Hub, Served
-from mergetta.hub.store import Unavailable
+from mergetta.hub.storage import Unavailable
 
 MAPPED = 60
 """Experts in a similarity map."""

@@ -19,7 +19,7 @@ from mergetta.hub import api, dashboard
 from mergetta.hub.metrics import Metrics
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.state import Hub
-from mergetta.hub.store import Conflict, NotThere, Unavailable
+from mergetta.hub.storage import Conflict, NotThere, Unavailable
 
 log = logging.getLogger("mergetta.hub")
 Message = MutableMapping[str, Any]

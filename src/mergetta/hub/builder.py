@@ -24,7 +24,8 @@ from mergetta.groups import GroupValues
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, FamilyRecord, Variant
 from mergetta.hub.screening import fair, screen
 from mergetta.hub.settings import HubSettings
-from mergetta.hub.store import NotThere, Store, Unavailable
+from mergetta.hub.storage import NotThere, Unavailable
+from mergetta.hub.store import Store
 from mergetta.merging.build import LOSS_OF
 from mergetta.merging.scatter import Pool
 

@@ -13,7 +13,8 @@ from mergetta.hub.limits import Gate
 from mergetta.hub.records import BundleRecord, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
-from mergetta.hub.store import Store, Unavailable
+from mergetta.hub.storage import Unavailable
+from mergetta.hub.store import Store
 
 FRESH = 0.5
 """Seconds for which a process serves a bundle without asking whether another one has published a newer."""
