@@ -10,10 +10,10 @@ import pytest
 
 from mergetta import MergettaError
 from mergetta.bench import protocol
-from mergetta.bench.protocol import Cell, cell_key, expert_key, pool, run_cell
+from mergetta.bench.protocol import Cell, cell_key, expert_key, make_expert, pool, run_cell, stored
 from mergetta.bench.report import write_report
 from mergetta.bench.runner import cells_of, run_suite
-from mergetta.bench.store import Store, address, code_digest
+from mergetta.bench.store import Store, address, code_digest, home_of
 from mergetta.bench.suite import Suite, load_suite
 from mergetta.bench.tables import error_table, markdown_table, settings_of, write_json
 from mergetta.data.streams import Domain
@@ -46,7 +46,7 @@ def test_records_are_cached_and_results_do_not_change(tmp_path: Path, monkeypatc
     suite, store = small(), Store(tmp_path)
     cell = Cell("zo-merge", "roid", "fog", 0)
     first = run_cell(suite, cell, store)
-    monkeypatch.setattr(protocol, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(protocol, "online", lambda *_: pytest.fail("measured again"))
     assert run_cell(suite, cell, store) == first
     monkeypatch.undo()
     again = run_cell(suite, cell, Store(tmp_path / "other"))
@@ -93,6 +93,50 @@ def test_code_digest_ignores_docstrings(tmp_path: Path, monkeypatch: pytest.Monk
     assert digest('"""Doc."""\n\ndef f():\n    """Doc."""\n    # why\n    return 1\n') == plain
     assert digest("def f():\n    return 2\n") != plain
     code_digest.cache_clear()
+
+
+def test_code_digest_follows_imports_and_not_registries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mergetta.bench.store.PACKAGE", tmp_path)
+    files = {
+        "m.py": "from mergetta.package import f\nfrom mergetta.adapters import create_adapter\n",
+        "package/__init__.py": "from mergetta.package.home import f\nfrom mergetta.package.other import g\n",
+        "package/home.py": "f = 1\n",
+        "package/other.py": "g = 1\n",
+        "adapters/__init__.py": "create_adapter = 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def digest(name: str = "", text: str = "") -> str:
+        if name:
+            (tmp_path / name).write_text(text)
+        code_digest.cache_clear()
+        home_of.cache_clear()
+        return code_digest("m")
+
+    before = digest()
+    assert digest("package/other.py", "g = 2\n") == before
+    assert digest("adapters/__init__.py", "create_adapter = 2\n") == before
+    assert digest("package/home.py", "f = 2\n") != before
+    code_digest.cache_clear()
+    home_of.cache_clear()
+
+
+def test_making_an_expert_measures_its_method_on_the_way(tmp_path: Path) -> None:
+    suite, store = small(methods=["roid", "tent"]), Store(tmp_path)
+    cell = Cell("roid", None, THREE[0], 1)
+    assert stored(suite, cell, store) is None
+    expert = make_expert(suite, "roid", THREE[0], 1, store)
+    on_the_way = stored(suite, cell, store)
+    alone = run_cell(suite, cell, Store(tmp_path / "other"))
+    assert on_the_way is not None
+    assert {**on_the_way, "seconds": 0} == {**alone, "seconds": 0}
+    other = suite.restricted(methods=["tent"])
+    again = make_expert(other, "roid", THREE[0], 1, Store(tmp_path / "third"))
+    assert again.groups.keys() == expert.groups.keys()
+    assert all(np.array_equal(again.groups[name], expert.groups[name]) for name in expert.groups)
+    assert np.array_equal(again.statistics, expert.statistics)
 
 
 def test_pool_of_processes_gives_the_same_as_one(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,10 +15,10 @@ import numpy as np
 import torch
 
 from mergetta.adapters import create_adapter, find_method
-from mergetta.adapters.backprop.expert_training import Moments, train_expert
+from mergetta.adapters.backprop.expert_training import Moments, Training
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.cola import source_expert
-from mergetta.arrays import to_numpy
+from mergetta.arrays import Array, to_numpy
 from mergetta.bench.store import Store, address, code_digest
 from mergetta.bench.suite import BundleSettings, MethodSettings, Suite
 from mergetta.bundle import Bundle
@@ -30,11 +31,12 @@ from mergetta.merging import LOSS_OF, build_bundle
 from mergetta.models.family import Family, load_family
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
-DATA_CODE = ("data", "seeds")
-MODEL_CODE = ("models", "runtimes/base", "runtimes/torch_runtime", "groups", "losses", "arrays", "adapters/base")
+PROTOCOL = 1
+"""Raise it when this file measures something else: all results are then measured again."""
+CODE = ("data.sources", "models", "runtimes.torch_runtime")
+"""What every result depends on, beside its adapter."""
 STATISTICS = 1000
 """Clean images that the source model's feature statistics are taken from."""
-BACKPROP_CODE = ("adapters/backprop/base", "adapters/backprop/expert_training")
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,16 @@ def data_facts(suite: Suite, domain: str, seed: int) -> dict[str, Any]:
     }
 
 
+def adapter_module(name: str) -> str:
+    return f"adapters.{find_method(name).path.partition(':')[0]}"
+
+
 def expert_key(suite: Suite, method: str, domain: str, seed: int) -> str:
     if method not in suite.experts:
         raise MergettaError(
             f"The suite {suite.name} has no experts by {method!r}; choose from {', '.join(suite.experts)}."
         )
-    code = code_digest(*DATA_CODE, *MODEL_CODE, f"adapters/backprop/{method}", *BACKPROP_CODE)
+    code = code_digest(*CODE, adapter_module(method), "adapters.backprop.expert_training")
     return address(
         {
             **data_facts(suite, domain, seed),
@@ -134,10 +140,27 @@ def make_expert(suite: Suite, method: str, domain: str, seed: int, store: Store)
     expert = store.expert(key)
     if expert is None:
         runtime = TorchRuntime(family_of(suite))
-        batches = (images for images, _ in training_of(suite, domain).stream(seed, suite.batch_size))
-        expert = train_expert(runtime, batches, method, domain, seed, **suite.experts[method])
+        training = Training(runtime, method, seed, **suite.experts[method])
+        for cell in same_run(suite, method, domain, seed):  # on the way, the results of the method itself
+            record = online(suite, cell, training.adapter, runtime, training.observe)
+            store.put_result(cell_key(suite, cell), record)
+        if not training.moments.samples:
+            for images, _ in training_of(suite, domain).stream(seed, suite.batch_size):
+                training.adapter.predict(images)
+                training.observe(images)
+        expert = training.expert(domain)
         store.put_expert(key, expert)
     return expert
+
+
+def same_run(suite: Suite, expert: str, domain: str, seed: int) -> list[Cell]:
+    """The cell whose method does exactly what makes the expert: same images, same options. At most one."""
+    same = [
+        Cell(name, None, domain, seed)
+        for name, settings in suite.methods.items()
+        if settings.adapter == expert and settings.options == suite.experts[expert] and suite.expert_samples is None
+    ]
+    return same[:1]
 
 
 def pool(suite: Suite, cell: Cell, store: Store) -> list[Expert]:
@@ -151,14 +174,12 @@ def pool(suite: Suite, cell: Cell, store: Store) -> list[Expert]:
 def cell_key(suite: Suite, cell: Cell) -> str:
     settings = suite.methods[cell.method]
     method = find_method(settings.adapter)
-    folder, _, _ = method.path.partition(":")
-    code = [*DATA_CODE, *MODEL_CODE, f"adapters/{folder.replace('.', '/')}", "bench/protocol"]
-    code += BACKPROP_CODE if method.backprop else ()
-    code += ["merging", "bundle", "zeroth_order"] if method.needs == "bundle" else []
+    merging = ["merging.build"] if method.needs == "bundle" else []
     facts: dict[str, Any] = {
         **data_facts(suite, cell.domain, cell.seed),
         "method": settings.model_dump(),
-        "code": code_digest(*code),
+        "protocol": PROTOCOL,
+        "code": code_digest(*CODE, adapter_module(settings.adapter), *merging),
     }
     if method.needs == "experts":
         statistics = family_of(suite).statistics
@@ -203,23 +224,29 @@ def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
     """The record of a cell, from the store or freshly measured."""
     record = stored(suite, cell, store)
     if record is None:
-        record = {**measure(suite, cell, store), "suite": suite.name, "method": cell.method}
+        runtime = TorchRuntime(family_of(suite))
+        record = online(suite, cell, create(suite, cell, runtime, store), runtime)
         store.put_result(cell_key(suite, cell), record)
     return record
 
 
-def measure(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
-    runtime = TorchRuntime(family_of(suite))
-    adapter = create(suite, cell, runtime, store)
-    domain = target_of(suite, cell.domain)
+def online(
+    suite: Suite,
+    cell: Cell,
+    adapter: Adapter,
+    runtime: TorchRuntime,
+    after: Callable[[Array], None] = lambda images: None,
+) -> dict[str, Any]:
+    """The record of one pass over the target: each batch predicted as it comes. `after` sees each batch, untimed."""
     wrong: list[int] = []
     sizes: list[int] = []
     seconds = 0.0
     runtime.forwarded = 0
-    for images, labels in domain.stream(cell.seed, suite.batch_size):
+    for images, labels in target_of(suite, cell.domain).stream(cell.seed, suite.batch_size):
         start = time.perf_counter()
         logits = adapter.predict(images)
         seconds += time.perf_counter() - start
+        after(images)
         wrong.append(int(np.count_nonzero(np.argmax(logits, axis=1) != labels)))
         sizes.append(len(labels))
     samples = sum(sizes)
@@ -240,6 +267,8 @@ def measure(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
         "sizes": sizes,
         "skipped": getattr(adapter, "skipped", 0),
         "settings": suite.methods[cell.method].model_dump(),
+        "suite": suite.name,
+        "method": cell.method,
     }
     bundle = getattr(adapter, "bundle", None)
     if isinstance(bundle, Bundle):

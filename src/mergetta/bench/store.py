@@ -17,6 +17,8 @@ from mergetta.expert import Expert
 from mergetta.files import write_atomically
 
 PACKAGE = Path(mergetta.__file__).parent
+REGISTRIES = ("errors.py", "adapters/__init__.py")
+"""Files that change no result: messages, and the table of adapters (a key names the adapter that it is about)."""
 
 
 def default_cache() -> Path:
@@ -62,18 +64,60 @@ class Store:
 
 
 @lru_cache(maxsize=64)
-def code_digest(*parts: str) -> str:
-    """A digest of the code in these files and folders of the package; comments and docstrings do not count."""
-    digest = hashlib.sha256()
-    for part in parts:
-        path = PACKAGE / part
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
+def code_digest(*modules: str) -> str:
+    """A digest of the code of these modules (`adapters.base`; a package counts whole) and all that they import.
+
+    Only the package's own code counts, without comments and docstrings.
+    """
+    waiting = [file for module in modules for file in files_of(PACKAGE / module.replace(".", "/"))]
+    seen: dict[Path, str] = {}
+    while waiting:
+        file = waiting.pop()
+        if file not in seen:
             tree = ast.parse(file.read_text())
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                    node.body = [s for s in node.body if not is_text(s)] or [ast.Pass()]
-            digest.update(f"{file.relative_to(PACKAGE)} {ast.dump(tree)}".encode())
+            seen[file] = dump(tree)
+            waiting += imports(tree)
+    digest = hashlib.sha256()
+    for file, code in sorted(seen.items()):
+        digest.update(f"{file.relative_to(PACKAGE)} {code}".encode())
     return digest.hexdigest()[:16]
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+
+
+def imports(tree: ast.Module) -> list[Path]:
+    """The files that a module imports from the package. A name that a package only passes on is followed home."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mergetta."):
+            path = PACKAGE / str(node.module).removeprefix("mergetta.").replace(".", "/")
+            for alias in node.names:
+                home = home_of(path, alias.name)
+                if home.relative_to(PACKAGE).as_posix() not in REGISTRIES:
+                    found.append(home)
+    return found
+
+
+@lru_cache(maxsize=512)
+def home_of(path: Path, name: str) -> Path:
+    """The file in which a name imported from the module or package at `path` is defined."""
+    if not path.is_dir():
+        return path.with_suffix(".py")
+    if (path / name).is_dir() or (path / f"{name}.py").is_file():
+        return path / name / "__init__.py" if (path / name).is_dir() else path / f"{name}.py"
+    for node in ast.parse((path / "__init__.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
+            return home_of(PACKAGE / str(node.module).removeprefix("mergetta.").replace(".", "/"), name)
+    return path / "__init__.py"
+
+
+def dump(tree: ast.Module) -> str:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [s for s in node.body if not is_text(s)] or [ast.Pass()]
+    return ast.dump(tree)
 
 
 def is_text(statement: ast.stmt) -> bool:

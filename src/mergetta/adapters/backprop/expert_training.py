@@ -23,21 +23,39 @@ def train_expert(
     **options: Any,
 ) -> Expert:
     """Adapt on unlabelled batches and return what a strong device shares."""
-    if not find_method(method).backprop:
-        raise MergettaError(f"Experts are made by back-propagation, and {method!r} is forward-only.")
-    adapter = create_adapter(method, runtime, seed=seed, **options)
-    moments = Moments()
+    training = Training(runtime, method, seed, **options)
     for images in batches:
-        adapter.predict(images)
-        moments.add(to_numpy(runtime(images).statistics), len(images))
-    if not moments.samples:
-        raise MergettaError("There are no images to adapt on.")
-    groups = runtime.current()
-    for name, vector in groups.items():
-        if not np.isfinite(vector).all():
-            raise MergettaError(f"Adaptation diverged (group {name!r}): use a lower learning rate.")
-    provenance = {"method": method, "samples": moments.samples, "seed": seed, "options": options}
-    return Expert(groups, runtime.family, domain, moments.value(), provenance)
+        training.adapter.predict(images)
+        training.observe(images)
+    return training.expert(domain)
+
+
+class Training:
+    """A back-propagation method at work on a domain: call `adapter.predict`, then `observe`, with each batch."""
+
+    def __init__(self, runtime: TorchRuntime, method: str = "roid", seed: int = 0, **options: Any) -> None:
+        if not find_method(method).backprop:
+            raise MergettaError(f"Experts are made by back-propagation, and {method!r} is forward-only.")
+        self.runtime = runtime
+        self.adapter = create_adapter(method, runtime, seed=seed, **options)
+        self.provenance = {"method": method, "seed": seed, "options": options}
+        self.moments = Moments()
+
+    def observe(self, images: Array) -> None:
+        """The features' statistics, in a forward pass of its own that is not counted as the method's."""
+        forwarded = self.runtime.forwarded
+        self.moments.add(to_numpy(self.runtime(images).statistics), len(images))
+        self.runtime.forwarded = forwarded
+
+    def expert(self, domain: str = "") -> Expert:
+        if not self.moments.samples:
+            raise MergettaError("There are no images to adapt on.")
+        groups = self.runtime.current()
+        for name, vector in groups.items():
+            if not np.isfinite(vector).all():
+                raise MergettaError(f"Adaptation diverged (group {name!r}): use a lower learning rate.")
+        provenance = {**self.provenance, "samples": self.moments.samples}
+        return Expert(groups, self.runtime.family, domain, self.moments.value(), provenance)
 
 
 class Moments:
