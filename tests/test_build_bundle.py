@@ -138,7 +138,7 @@ def test_steps_can_be_switched_off(rng: np.random.Generator) -> None:
     assert plain.dimension == 6
     np.testing.assert_allclose(plain.merge()["g"], 0.1 * vectors.sum(axis=0), atol=1e-6)
     assert build_bundle(base, experts, tolerance=None, max_rank=3).dimension == 3
-    per_expert = build_bundle(base, experts, keep=None, reduce=False)
+    per_expert = build_bundle(base, experts, keep=None, reduce=False, tolerance=None)
     assert per_expert.dimension == 6
     np.testing.assert_allclose(per_expert.basis["g"], vectors, atol=1e-6)
     np.testing.assert_allclose(per_expert.coefficients["g"], 0.1, atol=1e-7)
@@ -209,3 +209,16 @@ def test_experts_of_different_families() -> None:
     with pytest.raises(MergettaError, match="different families"):
         build_bundle({"g": np.zeros(2)}, experts)
     assert build_bundle({"g": np.zeros(2)}, experts[:1]).family == "one"
+
+
+def test_ars_without_rr_keeps_the_largest_task_vectors_and_lumps_the_rest() -> None:
+    base = {"g": np.zeros(4)}
+    experts = [{"g": np.array(v, float)} for v in ([3, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0.5, 0])]
+    bundle = build_bundle(base, experts, keep=None, reduce=False, tolerance=0.05, initial=0.5)  # 0.05 · 4 entries
+    # energies 9, 1, 0.25: leaving out 1.25 / 10.25 = 0.12 of them is below 0.2, so the first has its own coefficient
+    assert bundle.basis["g"].tolist() == [[3, 0, 0, 0], [0, 0.5, 0.25, 0]]
+    assert bundle.coefficients["g"].tolist() == [0.5, 1.0]
+    whole = build_bundle(base, experts, keep=None, reduce=False, tolerance=None, initial=0.5)
+    assert np.allclose(bundle.merge()["g"], whole.merge()["g"])
+    nothing = build_bundle(base, [base, base], reduce=False)
+    assert nothing.dimension == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,8 @@ def build_bundle(
     """Trim (NWS), reduce (RR) and choose ranks (ARS): all that a weak device needs of the experts.
 
     Each step can be switched off: `keep=None` trims nothing, `tolerance=None` gives every group the rank
-    `max_rank` (`max_rank=None`: no limit), `reduce=False` keeps one coefficient per expert and group.
+    `max_rank` (`max_rank=None`: no limit), `reduce=False` does without the SVD: the basis is the task vectors
+    themselves (with `tolerance=None` all of them; else see `largest_tasks`).
     `initial` is the paper's c_init, the same for every expert, or one number per expert. The rank is the
     smallest with a recovery error below tolerance × D, or below plain tolerance with `tolerance_per_entry=False`.
 
@@ -53,36 +55,26 @@ def build_bundle(
         start = np.full(len(experts), start)
     if start.shape != (len(experts),) or not np.isfinite(start).all():
         raise MergettaError(f"initial must be one finite number, or one for each of the {len(experts)} experts.")
-    check_groups(base, base, "The base")
-    family = common_family(experts, family)
-    for i, expert in enumerate(experts):
-        check_groups(values_of(expert), base, f"Expert {i + 1}{describe(expert)}")
+    family = check_experts(base, experts, family)
 
     basis: dict[str, Matrix] = {}
     coefficients: dict[str, Matrix] = {}
     for name, source in base.items():
-        origin = np.asarray(source, dtype=np.float32).astype(np.float64)  # as experts and bundles hold it
-        tasks: Matrix = np.stack(
-            [np.asarray(values_of(expert)[name], dtype=np.float32).astype(np.float64) - origin for expert in experts]
-        )
+        tasks = task_matrix(source, [values_of(expert)[name] for expert in experts])
         if keep is not None:
             tasks = keep_largest(tasks, keep)
+        threshold = None if tolerance is None else tolerance * (tasks.shape[1] if tolerance_per_entry else 1)
         if not reduce:
             basis[name], coefficients[name] = tasks, start
+            if threshold is not None:
+                basis[name], coefficients[name] = largest_tasks(tasks, start, threshold, max_rank)
             continue
         factors = factorise(tasks)
-        rank = len(factors.energies)
-        if tolerance is not None:
-            rank = adaptive_rank(factors.energies, tolerance * (origin.size if tolerance_per_entry else 1))
-        if max_rank is not None:
-            rank = min(rank, max_rank)
+        rank = chosen_rank(factors.energies, threshold, max_rank)
         basis[name] = factors.basis[:rank]
         coefficients[name] = start @ factors.coordinates[:, :rank]
-    methods = {str(e.provenance.get("method", "")) for e in experts if isinstance(e, Expert)}
     settings = {
-        "experts": len(experts),
-        "loss": LOSS_OF.get(methods.pop()) if len(methods) == 1 else None,
-        "domains": [expert.domain for expert in experts if isinstance(expert, Expert)],
+        **facts_of(experts),
         "keep": None if keep is None else float(keep),
         "max_rank": None if max_rank is None else int(max_rank),
         "tolerance": None if tolerance is None else float(tolerance),
@@ -91,6 +83,51 @@ def build_bundle(
         "initial": float(start[0]) if np.ndim(initial) == 0 else start.tolist(),
     }
     return Bundle(base, basis, coefficients, tuple(frozen), family, settings)
+
+
+def check_experts(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]], family: str | None) -> str:
+    """Raise unless all experts fit the base and one another; their family."""
+    check_groups(base, base, "The base")
+    found = common_family(experts, family)
+    for i, expert in enumerate(experts):
+        check_groups(values_of(expert), base, f"Expert {i + 1}{describe(expert)}")
+    return found
+
+
+def task_matrix(source: Matrix, adapted: Sequence[Matrix]) -> Matrix:
+    """Rounded to float32 first, as experts and bundles hold their values; then in float64."""
+    rows: Matrix = np.asarray(adapted, dtype=np.float32).astype(np.float64)
+    return rows - np.asarray(source, dtype=np.float32)
+
+
+def facts_of(experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    """What a bundle says about its experts."""
+    methods = {str(e.provenance.get("method", "")) for e in experts if isinstance(e, Expert)}
+    return {
+        "experts": len(experts),
+        "loss": LOSS_OF.get(methods.pop()) if len(methods) == 1 else None,
+        "domains": [expert.domain for expert in experts if isinstance(expert, Expert)],
+    }
+
+
+def chosen_rank(energies: Matrix, threshold: float | None, max_rank: int | None) -> int:
+    rank = len(energies) if threshold is None else adaptive_rank(energies, threshold)
+    return rank if max_rank is None else min(rank, max_rank)
+
+
+def largest_tasks(tasks: Matrix, start: Matrix, threshold: float, max_rank: int | None) -> tuple[Matrix, Matrix]:
+    """ARS without RR, which the paper has in its ablation and does not define. Our reading: ARS' rule on the task
+    vectors themselves. The fewest of them (at most `max_rank`) whose left-out share of the energy is below the
+    threshold keep a coefficient each; all others share one, so that the merge starts where it would with all of them.
+    """
+    energies = (tasks**2).sum(axis=1)
+    order = np.argsort(-energies, kind="stable")
+    rank = chosen_rank(energies[order], threshold, max_rank) if energies.any() else 0
+    alone, together = order[:rank], order[rank:]
+    rest = start[together] @ tasks[together]
+    if not rest.any():
+        return tasks[alone], start[alone]
+    return np.vstack([tasks[alone], rest]), np.append(start[alone], 1.0)
 
 
 def values_of(expert: Expert | Mapping[str, np.ndarray]) -> GroupValues:
