@@ -139,7 +139,7 @@ def test_styles(tmp_path: Path, styles: int, initial: float) -> None:
     assert np.asarray(domain.images).shape == (6, 32, 32, 3)
     assert not np.array_equal(domain.images, target_of(small, suite.domains[1]).images)
     assert "styles of 20 paintings" in source_of(suite).description
-    with pytest.raises(MergettaError, match="20 paintings"):
+    with pytest.raises(MergettaError, match="20 styles here"):
         load_suite("cifar10-styles", folder=suite.folder, styles=21)
     with pytest.raises(MergettaError, match="has no styles"):
         load_suite("cifar10-c", folder=suite.folder, styles=3)

@@ -17,6 +17,7 @@ from mergetta.data.imagenet_c import ROBUSTBENCH, ImagenetC
 from mergetta.data.lazy import Subset
 from mergetta.data.streams import Domain, Images
 from mergetta.data.styles import load_style, style_domains, stylise
+from mergetta.data.styles.textures import TEXTURES, texture
 from mergetta.errors import MergettaError
 from mergetta.seeds import generator
 
@@ -29,6 +30,8 @@ WHERE = {
 }
 IN_MEMORY = 2**30
 """Bytes of a domain that are decoded and corrupted once and then kept, for the methods that follow."""
+TEXTURE_STRENGTH = 0.7
+"""Of the styles of textures: a real shift for both embedded families, and people still see what the object is."""
 
 
 class Source(ABC):
@@ -73,6 +76,9 @@ class Fashion(Source):
     def whole(self, domain: str, severity: int) -> Domain:
         images, labels = load_fashion()
         return Domain(domain, images, labels)
+
+    def clean(self, count: int) -> Domain | None:
+        return last(self.whole("clean", 0), count)
 
     def domain(self, domain: str, severity: int, start: int, count: int) -> Domain:
         clean = super().domain(domain, severity, start, count)
@@ -142,22 +148,37 @@ class Styles(Source):
 
     def whole(self, domain: str, severity: int) -> Domain:
         """Styles have no severity."""
-        return Domain(domain, Stylised(self.photographs.images, self.paintings, domain), self.photographs.labels)
+        images, labels = self.photographs.images, self.photographs.labels
+        style = load_style(self.paintings, domain, images[np.arange(1)].shape[1])
+        return Domain(domain, Stylised(images, style), labels)
 
 
 class Stylised:
     """A view that stylises on indexing."""
 
-    def __init__(self, images: Images, paintings: Path, style: str) -> None:
-        self.images = images
-        size = images[np.arange(1)].shape[1]
-        self.style = load_style(paintings, style, size)
+    def __init__(self, images: Images, style: np.ndarray, strength: float = 1.0) -> None:
+        self.images, self.style, self.strength = images, style, strength
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: np.ndarray, /) -> np.ndarray:
-        return stylise(self.images[index], self.style)
+        return stylise(self.images[index], self.style, self.strength)
+
+
+class FashionStyles(Source):
+    """The embedded images in the styles of drawn textures: no folder needed."""
+
+    description = f"Fashion-MNIST (embedded part) in the styles of {len(TEXTURES)} drawn textures"
+    domains = TEXTURES
+
+    def __init__(self) -> None:
+        self.digest = combined([self.description, file_digest(FILE)])
+
+    def whole(self, domain: str, severity: int) -> Domain:
+        """Styles have no severity."""
+        images, labels = load_fashion()
+        return Domain(domain, Stylised(images, texture(domain, images.shape[1]), TEXTURE_STRENGTH), labels)
 
 
 def last(domain: Domain, count: int) -> Domain:
@@ -165,10 +186,14 @@ def last(domain: Domain, count: int) -> Domain:
     return Domain(domain.name, Subset(domain.images, np.arange(start, len(domain.labels))), domain.labels[start:])
 
 
+EMBEDDED: dict[str, type[Source]] = {"fashion": Fashion, "fashion-styles": FashionStyles}
+
+
 def open_source(kind: str, folder: Path | None = None) -> Source:
-    """A source by its kind: `fashion`, `cifar10-c`, `cifar100-c`, `imagenet-c`, `cifar10-styles`, `imagenet-styles`."""
-    if kind == "fashion":
-        return Fashion()
+    """A source by its kind: `fashion`, `cifar10-c`, `cifar100-c`, `imagenet-c`; `fashion-styles`, `cifar10-styles`,
+    `imagenet-styles`."""
+    if kind in EMBEDDED:
+        return EMBEDDED[kind]()
     name, _, what = kind.partition("-")
     folder = folder_of(name, folder)
     source = Imagenet(folder) if name == "imagenet" else Cifar(folder, int(name.removeprefix("cifar")))
