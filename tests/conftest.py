@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))  # tests run on all cores already
+
 import numpy as np
 import pytest
 import torch

@@ -33,3 +33,24 @@ class NumpyRuntime:
         hidden = np.maximum(x * self.current["a.weight"] + self.current["a.bias"], 0)
         logits = hidden @ self.classifier.weight.T + self.classifier.bias
         return Output(logits, hidden, np.stack([x.mean(axis=0), x.var(axis=0)]))
+
+
+class PromptedNumpyRuntime(NumpyRuntime):
+    """One more group, `prompts`, whose tokens are added up to the hidden layer's input."""
+
+    def __init__(self, count: int = 2) -> None:
+        super().__init__()
+        hidden = len(self.first)
+        prompts = np.random.default_rng(1).normal(size=count * hidden).astype(np.float32) / 8
+        self.groups = {"prompts": prompts, **self.groups}
+        self.structure = (Group("prompts", prompts.size, 0, "prompts"), *self.structure)
+        self.current = dict(self.groups)
+
+    def __call__(self, images, source_statistics=None):
+        bias = self.current["a.bias"]
+        added = self.current["prompts"].reshape(-1, len(self.first)).sum(axis=0)
+        self.current = {**self.current, "a.bias": bias + added}
+        try:
+            return super().__call__(images, source_statistics)
+        finally:
+            self.current = {**self.current, "a.bias": bias}

@@ -13,10 +13,13 @@ from mergetta.adapters import METHODS
 from mergetta.adapters.backprop.expert_training import Moments, train_expert
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.cola import CoLA, distance, source_expert
+from mergetta.adapters.forward_only.source_features import measure_source
 from mergetta.adapters.forward_only.t3a import T3A
+from mergetta.models.family import Family
+from mergetta.runtimes.prompted import PromptedRuntime
 
 from .contracts import AdapterContract
-from .numpy_runtime import NumpyRuntime
+from .numpy_runtime import NumpyRuntime, PromptedNumpyRuntime
 
 
 def needed(name: str, runtime: Any, images: np.ndarray) -> dict[str, Any]:
@@ -31,6 +34,8 @@ def needed(name: str, runtime: Any, images: np.ndarray) -> dict[str, Any]:
         )
         for i in range(3)
     ]
+    if METHODS[name].needs == "source":
+        return {"source": measure_source(runtime, [images])}
     if METHODS[name].needs == "experts":
         return {"experts": experts}
     return {"bundle": build_bundle(runtime.groups, experts)} if METHODS[name].needs == "bundle" else {}
@@ -39,11 +44,14 @@ def needed(name: str, runtime: Any, images: np.ndarray) -> dict[str, Any]:
 @pytest.mark.parametrize("name", list_adapters())
 class TestEveryAdapter(AdapterContract):
     @pytest.fixture
-    def subject(self, name: str, runtime: TorchRuntime, images: np.ndarray) -> Adapter:
-        return create_adapter(name, runtime, **needed(name, runtime, images))
+    def subject(self, name: str, family: Family, runtime: TorchRuntime, images: np.ndarray) -> Adapter:
+        options = needed(name, runtime, images)
+        if METHODS[name].prompts and family.architecture != "small-vit":
+            pytest.skip("prompts are for transformers")
+        return create_adapter(name, PromptedRuntime(family) if METHODS[name].prompts else runtime, **options)
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.backprop])
+@pytest.mark.parametrize("name", [n for n, method in METHODS.items() if not method.backprop and n != "adabn"])
 class TestForwardOnlyWithoutTorch(AdapterContract):
     @pytest.fixture
     def images(self) -> np.ndarray:
@@ -51,7 +59,7 @@ class TestForwardOnlyWithoutTorch(AdapterContract):
 
     @pytest.fixture
     def subject(self, name: str, images: np.ndarray) -> Adapter:
-        runtime = NumpyRuntime()
+        runtime = PromptedNumpyRuntime() if METHODS[name].prompts else NumpyRuntime()
         return create_adapter(name, runtime, **needed(name, runtime, images))
 
 

@@ -18,7 +18,9 @@ class Method:
 
     path: str
     needs: str = ""
-    """What it must be given beside a runtime: `bundle`, `experts`, or nothing."""
+    """What it must be given beside a runtime: `bundle`, `experts`, `source` (`source_features.py`), or nothing."""
+    prompts: bool = False
+    """Whether it moves prompts, which its runtime must then have (`PromptedRuntime`)."""
 
     @property
     def backprop(self) -> bool:
@@ -41,12 +43,23 @@ METHODS: dict[str, Method] = {
     "source": Method("forward_only.source:Source"),
     "bn-stats": Method("forward_only.bn_stats:BNStats"),
     "t3a": Method("forward_only.t3a:T3A"),
+    "lame": Method("forward_only.lame:LAME"),
+    "bn-alpha": Method("forward_only.bn_alpha:BNAlpha"),
+    "adabn": Method("forward_only.adabn:AdaBN"),
+    "zoa": Method("forward_only.zoa:ZOA", needs="source"),
+    "foa": Method("forward_only.foa:FOA", needs="source", prompts=True),
+    "fozo": Method("forward_only.fozo:FOZO", needs="source", prompts=True),
     "cola": Method("forward_only.cola:CoLA", needs="experts"),
     "merge": Method("forward_only.merge:Merge", needs="bundle"),
     "zo-merge": Method("forward_only.zo_merge:ZOMerge", needs="bundle"),
     "tent": Method("backprop.tent:Tent"),
     "deyo": Method("backprop.deyo:DeYO"),
     "roid": Method("backprop.roid:ROID"),
+    "eata": Method("backprop.eata:EATA"),
+    "sar": Method("backprop.sar:SAR"),
+    "cotta": Method("backprop.cotta:CoTTA"),
+    "rmt": Method("backprop.rmt:RMT"),
+    "adamerging": Method("backprop.adamerging:AdaMerging", needs="experts"),
 }
 
 
