@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 
 $(READY_DEV): $(READY)
 	@echo "==> installing the development tools (once)"
-	$(INSTALL) '.[torch,bench,export,hub,postgres,s3,dev]'
+	$(INSTALL) '.[torch,bench,export,hub,postgres,s3,ray,dev]'
 	@touch $@
 
 demo: $(READY)

@@ -1,44 +1,107 @@
-"""Do errors rise with severity? Per corruption and severity: not adapted, and with batch statistics.
+"""The measurements behind docs/results/cifar10.md and docs/suites.md. DATA is the folder with cifar10/ and imagenet/.
 
-python scripts/severity_results.py resnet-20 resnet20-12fca82f.th ../shared/data/cifar10 1000    # about 3 minutes
+python scripts/suite_results.py clean DATA            # error of the public checkpoints on clean images; about 5 minutes
+python scripts/suite_results.py severity DATA 1000    # do errors rise with severity?; about 3 minutes
+python scripts/suite_results.py speed DATA            # seconds per corruption; about 2 minutes
+python scripts/suite_results.py memory                # of streaming a 50,000-image ImageNet-C domain; about 5 minutes
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
+import time
 from itertools import pairwise
 from pathlib import Path
 
+import cv2
 import numpy as np
+from PIL import Image
 
 from mergetta import TorchRuntime, load_family
-from mergetta.data.corruptions import CORRUPTIONS
+from mergetta.data.corruptions import CORRUPTIONS, corrupt
 from mergetta.data.sources import open_source
+from mergetta.data.streams import Domain
+
+RESNETS = {20: "resnet20-12fca82f.th", 32: "resnet32-d509ac18.th", 44: "resnet44-014dd654.th"}
 
 
-def main(family: str, checkpoint: str, folder: str, samples: str) -> None:
-    source = open_source("cifar10-c", Path(folder))
-    runtime = TorchRuntime(load_family(family, checkpoint))
+def error_of(runtime: TorchRuntime, domain: Domain, source_statistics: float) -> float:
+    wrong = images = 0
+    for batch, labels in domain.stream(0, 200):
+        logits = runtime(batch, source_statistics).logits
+        wrong += int(np.count_nonzero(np.argmax(logits, axis=1) != labels))
+        images += len(labels)
+    return 100 * wrong / images
+
+
+def resnet(data: Path, depth: int) -> TorchRuntime:
+    return TorchRuntime(load_family(f"resnet-{depth}", data / "cifar10" / RESNETS[depth]))
+
+
+def clean(folder: str) -> None:
+    data = Path(folder)
+    cifar = open_source("cifar10-c", data / "cifar10").clean(10_000)
+    imagenet = open_source("imagenet-c", data / "imagenet").clean(50_000)
+    assert cifar is not None and imagenet is not None
+    for depth in RESNETS:
+        print(
+            f"resnet-{depth}: {error_of(resnet(data, depth), cifar, 1.0):.2f} %, {len(cifar.labels)} images", flush=True
+        )
+    error = error_of(TorchRuntime(load_family("efficientnet-lite0")), imagenet, 1.0)
+    print(f"efficientnet-lite0: {error:.2f} %, {len(imagenet.labels)} images")
+
+
+def severity(folder: str, samples: str = "1000") -> None:
+    data = Path(folder)
+    source, runtime = open_source("cifar10-c", data / "cifar10"), resnet(data, 20)
     rising = 0
     print(
         f"| {source.description}, {samples} images | source, severity 1 to 5 | bn-stats, severity 5 |\n|---|---|---:|"
     )
     for corruption in CORRUPTIONS:
-        errors = []
-        for severity in range(1, 6):
-            domain = source.domain(corruption, severity, 0, int(samples))
-            errors.append([error_of(runtime, domain, share) for share in ((1.0, 0.0) if severity == 5 else (1.0,))])
-        plain = [values[0] for values in errors]
+        domains = [source.domain(corruption, strength, 0, int(samples)) for strength in range(1, 6)]
+        plain = [error_of(runtime, domain, 1.0) for domain in domains]
         rising += all(b >= a - 0.5 for a, b in pairwise(plain))
-        print(f"| {corruption} | {' · '.join(f'{e:.1f}' for e in plain)} | {errors[4][1]:.1f} |", flush=True)
+        batch = error_of(runtime, domains[-1], 0.0)
+        print(f"| {corruption} | {' · '.join(f'{e:.1f}' for e in plain)} | {batch:.1f} |", flush=True)
     print(f"\n{rising} of {len(CORRUPTIONS)} never fall by more than half a point from one severity to the next")
 
 
-def error_of(runtime: TorchRuntime, domain, share: float) -> float:  # type: ignore[no-untyped-def]
-    batches = list(domain.stream(0, 200))
-    wrong = sum(int(np.count_nonzero(np.argmax(runtime(x, share).logits, axis=1) != y)) for x, y in batches)
-    return 100 * wrong / len(domain.labels)
+def speed(folder: str) -> None:
+    """Seconds of this process on one thread."""
+    cv2.setNumThreads(1)
+    source = open_source("cifar10-c", Path(folder) / "cifar10").clean(10_000)
+    assert source is not None
+    small = np.asarray(source.images[np.arange(10_000)])
+    large = np.repeat(np.repeat(small[:20], 7, axis=1), 7, axis=2)  # 224 pixels
+    total = 0.0
+    for corruption in CORRUPTIONS:
+        start = time.process_time()
+        corrupt(small, corruption, 5)
+        middle = time.process_time()
+        corrupt(large, corruption, 5)
+        total += middle - start
+        print(
+            f"{corruption}: {middle - start:.1f} s, {1000 * (time.process_time() - middle) / len(large):.0f} ms",
+            flush=True,
+        )
+    print(f"all on {len(small)} CIFAR images: {total:.1f} s; the second number is per 224-pixel image")
+
+
+def memory() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "fog" / "5" / "n01440764"
+        folder.mkdir(parents=True)
+        first = folder / "0.JPEG"
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)).save(first)
+        for number in range(1, 50_000):
+            (folder / f"{number}.JPEG").hardlink_to(first)
+        domain = open_source("imagenet-c", Path(name)).domain("fog", 5, 0, 50_000)
+        images = sum(len(labels) for _, labels in domain.stream(0, 64))
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(f"{images} images streamed, peak resident memory {int(peak.split()[1]) / 1024:.0f} MB")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"clean": clean, "severity": severity, "speed": speed, "memory": memory}[sys.argv[1]](*sys.argv[2:])

@@ -13,7 +13,7 @@ from mergetta.bench import protocol
 from mergetta.bench.protocol import Cell, cell_key, expert_key, make_expert, pool, run_cell, stored
 from mergetta.bench.report import write_report
 from mergetta.bench.runner import cells_of, run_suite
-from mergetta.bench.store import Store, address, code_digest, home_of
+from mergetta.bench.store import Store, address, code_digest, home_of, parsed
 from mergetta.bench.suite import Suite, load_suite
 from mergetta.bench.tables import error_table, markdown_table, settings_of, write_json
 from mergetta.data.streams import Domain
@@ -81,18 +81,23 @@ def test_keys_depend_on_everything_that_matters() -> None:
     assert address({"a": 1, "b": 2}) == address({"b": 2, "a": 1})
 
 
+def forget() -> None:
+    for cached in (code_digest, home_of, parsed):
+        cached.cache_clear()
+
+
 def test_code_digest_ignores_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mergetta.bench.store.PACKAGE", tmp_path)
 
     def digest(text: str) -> str:
         (tmp_path / "m.py").write_text(text)
-        code_digest.cache_clear()
+        forget()
         return code_digest("m")
 
     plain = digest("def f():\n    return 1\n")
     assert digest('"""Doc."""\n\ndef f():\n    """Doc."""\n    # why\n    return 1\n') == plain
     assert digest("def f():\n    return 2\n") != plain
-    code_digest.cache_clear()
+    forget()
 
 
 def test_code_digest_follows_imports_and_not_registries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,16 +116,14 @@ def test_code_digest_follows_imports_and_not_registries(tmp_path: Path, monkeypa
     def digest(name: str = "", text: str = "") -> str:
         if name:
             (tmp_path / name).write_text(text)
-        code_digest.cache_clear()
-        home_of.cache_clear()
+        forget()
         return code_digest("m")
 
     before = digest()
     assert digest("package/other.py", "g = 2\n") == before
     assert digest("adapters/__init__.py", "create_adapter = 2\n") == before
     assert digest("package/home.py", "f = 2\n") != before
-    code_digest.cache_clear()
-    home_of.cache_clear()
+    forget()
 
 
 def test_making_an_expert_measures_its_method_on_the_way(tmp_path: Path) -> None:
@@ -144,7 +147,7 @@ def test_pool_of_processes_gives_the_same_as_one(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     records = run_suite(suite, "roid", ["fog", "contrast"], [0, 1], tmp_path, 2, lambda *step: seen.append(step))
     assert len(records) == 8
-    assert seen[-1] == ("streams", 4, 4)
+    assert seen[-1] == ("results", 8, 8)
     assert ("roid experts", 6, 6) in seen
     single = run_cell(suite, Cell("zo-merge", "roid", "fog", 1), Store(tmp_path / "other"))
     (same,) = [r for r in records if (r["method"], r["domain"], r["seed"]) == ("zo-merge", "fog", 1)]

@@ -20,12 +20,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mergetta.adapters.forward_only.zo_merge import ZOMerge
 from mergetta.bundle import Bundle
+from mergetta.expert import Expert
 from mergetta.groups import paper_frozen
 from mergetta.merging import build_bundle
 from mergetta.runtimes.base import Runtime
 
 ONNX = ("deployed", "inference", "adapting", "two-forward", "settled", "int8-inference", "int8-adapting")
+FORWARD_ONLY = ("cola", "adapting", "adapting-roid")
 TORCH = ("inference", "adapting", "tent", "deyo", "roid")
 MODELS: dict[str, dict[str, Any]] = {
     "fashion-bn": {"batches": (64, 200)},
@@ -45,10 +48,10 @@ Variant = tuple[Predict, Callable[[], int]]
 
 
 def family_of(model: str) -> Any:
-    """An embedded family, or a large shape with random weights: cost does not depend on the values."""
+    """A family by name or file, or a large shape with random weights: cost does not depend on the values."""
     from mergetta.models.family import ARCHITECTURES, Family, Preprocessing, load_family
 
-    shape = MODELS[model]
+    shape = MODELS.get(model, {})
     if "architecture" not in shape:
         return load_family(model)
     network = ARCHITECTURES[shape["architecture"]](**shape["options"]).eval()
@@ -65,11 +68,10 @@ def export_all(model: str, folder: Path, batch: int) -> None:
     from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
 
     family = family_of(model)
-    size, channels = family.preprocessing.size, len(family.preprocessing.mean)
-    images = np.random.default_rng(0).random((batch, channels, size, size)).astype(np.float32)
-    np.save(folder / "images.npy", images)
     exact = to_onnx(family)
     (folder / "model.onnx").write_bytes(exact.SerializeToString())
+    images = some_images(family, batch)
+    np.save(folder / "images.npy", images)
     batch_norm = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in family.model.modules())
     small = quantize_static(exact, [images]) if batch_norm else quantize_dynamic(exact)
     (folder / "int8.onnx").write_bytes(small.SerializeToString())
@@ -85,15 +87,39 @@ def export_all(model: str, folder: Path, batch: int) -> None:
     (folder / "deployed.onnx").write_bytes(plain.model_proto.SerializeToString())
 
 
-def some_bundle(runtime: Runtime) -> Bundle:
+def some_images(family: Any, batch: int) -> np.ndarray:
+    size, channels = family.preprocessing.size, len(family.preprocessing.mean)
+    return np.random.default_rng(0).random((batch, channels, size, size)).astype(np.float32)
+
+
+def some_experts(runtime: Runtime) -> list[Expert]:
     rng = np.random.default_rng(0)
-    experts = [{n: v + 0.01 * rng.normal(size=v.shape) for n, v in runtime.groups.items()} for _ in range(14)]
-    return build_bundle(runtime.groups, experts, frozen=paper_frozen(runtime.structure))
+    return [
+        Expert(
+            {n: v + 0.01 * rng.normal(size=v.shape) for n, v in runtime.groups.items()},
+            runtime.family,
+            statistics=runtime.statistics,
+        )
+        for _ in range(14)
+    ]
+
+
+def some_bundle(runtime: Runtime) -> Bundle:
+    return build_bundle(runtime.groups, some_experts(runtime), frozen=paper_frozen(runtime.structure))
+
+
+def adapting(runtime: Runtime, variant: str) -> Predict:
+    """A forward-only method: CoLA, or the paper's with the loss named (`adapting-roid`; by default entropy)."""
+    if variant == "cola":
+        from mergetta.adapters.forward_only.cola import CoLA
+
+        return CoLA(runtime, some_experts(runtime)).predict
+    loss = variant.partition("-")[2] or "entropy"
+    return ZOMerge(runtime, some_bundle(runtime), loss=loss, keep_history=10).predict
 
 
 def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     """Imports no torch."""
-    from mergetta.adapters.forward_only.zo_merge import ZOMerge
     from mergetta.device.governor import SETTLED, Governor
     from mergetta.runtimes.onnx_runtime import OnnxRuntime, open_session
 
@@ -110,6 +136,8 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     kind = variant.removeprefix("int8-")
     if kind == "inference":
         return runtime, lambda: runtime.forwarded
+    if kind in FORWARD_ONLY:
+        return adapting(runtime, kind), lambda: runtime.forwarded
     sides = 1 if kind == "two-forward" else 2
     adapter = ZOMerge(runtime, some_bundle(runtime), loss="entropy", sides=sides, keep_history=10)
     if kind == "settled":
@@ -123,18 +151,14 @@ def torch_variant(variant: str, model: str, threads: int) -> Variant:
     import torch
 
     from mergetta.adapters import create_adapter
-    from mergetta.adapters.forward_only.zo_merge import ZOMerge
     from mergetta.runtimes.torch_runtime import TorchRuntime
 
     torch.set_num_threads(threads)
     runtime = TorchRuntime(family_of(model))
     if variant == "inference":
         return runtime, lambda: runtime.forwarded
-    if variant == "adapting":
-        adapter: Any = ZOMerge(runtime, some_bundle(runtime), loss="entropy", keep_history=10)
-    else:
-        adapter = create_adapter(variant, runtime)
-    return adapter.predict, lambda: runtime.forwarded
+    predict = adapting(runtime, variant) if variant in FORWARD_ONLY else create_adapter(variant, runtime).predict
+    return predict, lambda: runtime.forwarded
 
 
 def create(runtime: str, variant: str, model: str, folder: Path, threads: int) -> Variant:
@@ -286,9 +310,12 @@ def main() -> None:
     """In a fresh process: run one variant and print its peak resident and its allocated memory in megabytes."""
     runtime, variant, model, folder, threads = sys.argv[1:]
     images = np.load(Path(folder) / "images.npy")
-    predict, _ = create(runtime, variant, model, Path(folder), int(threads))
-    for _ in range(3):
-        predict(images)
+    if variant == "imports":
+        __import__("torch" if runtime == "torch" else "mergetta.runtimes.onnx_runtime")
+    else:
+        predict, _ = create(runtime, variant, model, Path(folder), int(threads))
+        for _ in range(3):
+            predict(images)
     if runtime == "onnx" and {"torch", "scipy", "pandas", "fastapi"} & set(sys.modules):
         raise RuntimeError("the device process imported what a device does not have")
     # not ru_maxrss, which a child inherits from the process that started it

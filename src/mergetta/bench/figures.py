@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +15,9 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from mergetta.bench.sheets import Drawing
 from mergetta.bench.tables import Record, error_table
 
 matplotlib.rcParams |= {
@@ -32,12 +35,33 @@ matplotlib.rcParams |= {
 
 
 def draw(size: tuple[float, float], plot: Callable[[Axes], None]) -> str:
-    """SVG of one plot, without the XML preamble, so that it can stand in a page."""
+    """SVG of one plot."""
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     plot(axes)
+    svg = svg_of(figure)
+    plt.close(figure)
+    return svg
+
+
+def drawing(caption: str, size: tuple[float, float], plot: Callable[[Axes], None]) -> Drawing:
+    """One plot, for a page and for a file."""
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    plot(axes)
+    return rendered(caption, figure)
+
+
+def rendered(caption: str, figure: Figure) -> Drawing:
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    svg = svg_of(figure)
+    plt.close(figure)
+    return Drawing(caption, svg, base64.b64encode(png.getvalue()).decode())
+
+
+def svg_of(figure: Figure) -> str:
+    """Without the XML preamble, so that it can stand in a page."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
-    plt.close(figure)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     return re.sub(

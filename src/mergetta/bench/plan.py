@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mergetta.adapters import find_method
-from mergetta.bench.protocol import expert_key, family_of, source_of, stored, target_of
-from mergetta.bench.runner import cells_of
+from mergetta.bench.protocol import Cell, cell_key, family_of, source_of, target_of
+from mergetta.bench.runner import Origin, Part, cells_of, experts_of
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite
 from mergetta.errors import MergettaError
@@ -51,21 +51,59 @@ def plan_of(suite: Suite, expert: str, domains: Sequence[str], seeds: Sequence[i
             plan.missing.append(str(error))
     if plan.missing:
         return plan
-    store = Store(cache)
-    cells = [cell for cell in cells_of(suite, expert, domains, seeds) if stored(suite, cell, store) is None]
-    wanted = {(d, cell.seed) for cell in cells if cell.expert for d in suite.domains if d != cell.domain}
-    experts = [key for key in wanted if store.expert(expert_key(suite, expert, *key)) is None]
-    passes = sum(PASSES.get(suite.methods[cell.method].adapter, 3) for cell in cells) * suite.samples
-    passes += len(experts) * PASSES.get(expert, 5) * (suite.expert_samples or suite.samples)
+    part = Part(suite, expert, domains, seeds)
+    todo = missing_of([part], cache)
     total = len(domains) * len(seeds) * len(suite.methods)
     plan.facts += [
         f"images: {source_of(suite).description}",
-        f"to measure: {len(cells)} of {total} results, {len(experts)} experts; the rest is in {cache}",
-        f"about {passes * seconds_per_image(suite, domains[0]) / 3600:.1f} core-hours",
+        f"to measure: {len(todo.cells)} of {total} results, {len(todo.experts)} experts; the rest is in {cache}",
+        f"about {todo.passes() * seconds_per_image(suite, domains[0]) / 3600:.1f} core-hours",
     ]
     if any(find_method(settings.adapter).backprop for settings in suite.methods.values()):
         plan.facts.append("back-propagation methods need several times the memory of inference")
     return plan
+
+
+def plan_of_parts(name: str, parts: Sequence[Part], cache: Path) -> str:
+    """What a study would measure."""
+    todo = missing_of(parts, cache)
+    hours = 0.0
+    if todo.cells:
+        hours = todo.passes() * seconds_per_image(parts[0].suite, parts[0].domains[0]) / 3600
+    return f"{name}: {len(todo.cells)} results and {len(todo.experts)} experts to measure, about {hours:.1f} core-hours"
+
+
+@dataclass
+class Missing:
+    """What the cache lacks, by key."""
+
+    cells: dict[str, tuple[Suite, Cell]]
+    experts: dict[str, Origin]
+
+    def passes(self) -> float:
+        """What it costs, in images forwarded."""
+        cells = sum(cost_of(suite.methods[cell.method].adapter) * suite.samples for suite, cell in self.cells.values())
+        made = [
+            (origin.method, origin.suite.expert_samples or origin.suite.samples) for origin in self.experts.values()
+        ]
+        return cells + sum(cost_of(method) * samples for method, samples in made)
+
+
+def missing_of(parts: Sequence[Part], cache: Path) -> Missing:
+    """What several parts share counts once."""
+    store, missing = Store(cache), Missing({}, {})
+    for part in parts:
+        for cell in cells_of(part.suite, part.expert, part.domains, part.seeds):
+            key = cell_key(part.suite, cell)
+            if store.result(key) is None:
+                missing.cells[key] = part.suite, cell
+                missing.experts |= experts_of(part.suite, cell)
+    missing.experts = {key: origin for key, origin in missing.experts.items() if store.expert(key) is None}
+    return missing
+
+
+def cost_of(adapter: str) -> float:
+    return PASSES.get(adapter, 3)
 
 
 def seconds_per_image(suite: Suite, domain: str) -> float:

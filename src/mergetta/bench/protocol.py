@@ -14,10 +14,11 @@ import cv2
 import numpy as np
 import torch
 
-from mergetta.adapters import create_adapter, find_method
+from mergetta.adapters import accepted_options, create_adapter, find_method
 from mergetta.adapters.backprop.expert_training import Moments, Training
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.cola import source_expert
+from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
 from mergetta.arrays import Array, to_numpy
 from mergetta.bench.store import Store, address, code_digest
 from mergetta.bench.suite import BundleSettings, MethodSettings, Suite
@@ -28,8 +29,12 @@ from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import last_blocks
 from mergetta.merging import LOSS_OF, build_bundle
+from mergetta.merging.recipes import merge_by_recipe
 from mergetta.models.family import Family, load_family
+from mergetta.runtimes.onnx_runtime import OnnxRuntime
+from mergetta.runtimes.prompted import PromptedRuntime
 from mergetta.runtimes.torch_runtime import TorchRuntime
+from mergetta.seeds import generator
 
 PROTOCOL = 1
 """Raise it when this file measures something else: all results are then measured again."""
@@ -37,6 +42,8 @@ CODE = ("data.sources", "models", "runtimes.torch_runtime")
 """What every result depends on, beside its adapter."""
 STATISTICS = 1000
 """Clean images that the source model's feature statistics are taken from."""
+CALIBRATION = 200
+"""Clean images that the ranges of an int8 CNN are measured on."""
 
 
 @dataclass(frozen=True)
@@ -129,23 +136,26 @@ def expert_key(suite: Suite, method: str, domain: str, seed: int) -> str:
             "expert": method,
             "options": suite.experts[method],
             "expert_samples": suite.expert_samples,
+            "batch_size": suite.expert_batch_size or suite.batch_size,
             "code": code,
         }
     )
 
 
 def make_expert(suite: Suite, method: str, domain: str, seed: int, store: Store) -> Expert:
-    """The expert of a domain, from the store or freshly trained."""
+    """The expert of a domain, from the store or freshly trained; on the way, the results of the method itself."""
     key = expert_key(suite, method, domain, seed)
     expert = store.expert(key)
     if expert is None:
         runtime = TorchRuntime(family_of(suite))
         training = Training(runtime, method, seed, **suite.experts[method])
-        for cell in same_run(suite, method, domain, seed):  # on the way, the results of the method itself
+        cell = same_run(suite, method, domain, seed)
+        if cell:
             record = online(suite, cell, training.adapter, runtime, training.observe)
             store.put_result(cell_key(suite, cell), record)
-        if not training.moments.samples:
-            for images, _ in training_of(suite, domain).stream(seed, suite.batch_size):
+        else:
+            batch_size = suite.expert_batch_size or suite.batch_size
+            for images, _ in training_of(suite, domain).stream(seed, batch_size):
                 training.adapter.predict(images)
                 training.observe(images)
         expert = training.expert(domain)
@@ -153,64 +163,122 @@ def make_expert(suite: Suite, method: str, domain: str, seed: int, store: Store)
     return expert
 
 
-def same_run(suite: Suite, expert: str, domain: str, seed: int) -> list[Cell]:
-    """The cell whose method does exactly what makes the expert: same images, same options. At most one."""
-    same = [
-        Cell(name, None, domain, seed)
-        for name, settings in suite.methods.items()
-        if settings.adapter == expert and settings.options == suite.experts[expert] and suite.expert_samples is None
+def same_run(suite: Suite, expert: str, domain: str, seed: int) -> Cell | None:
+    """The cell whose method does exactly what makes the expert: same images, same options."""
+    if suite.expert_samples is None and suite.expert_batch_size in (None, suite.batch_size):
+        for name, settings in suite.methods.items():
+            if settings.adapter == expert and settings.options == suite.experts[expert]:
+                return Cell(name, None, domain, seed)
+    return None
+
+
+def members(suite: Suite, cell: Cell) -> list[tuple[Suite, str]]:
+    """The experts that a cell may use, as (suite, domain) that they are made from: all but the target's own."""
+    others = [domain for domain in suite.domains if domain != cell.domain]
+    wanted = suite.methods[cell.method].pool
+    if wanted is None:
+        return [(suite, domain) for domain in others]
+    order = generator(cell.seed, 0, f"pool/{cell.domain}").permutation(len(others))
+    severities = [suite.severity] if suite.data.endswith("-styles") else range(suite.severity, 0, -1)
+    found = [
+        (suite.model_copy(update={"severity": severity}), others[index]) for severity in severities for index in order
     ]
-    return same[:1]
+    if wanted > len(found):
+        raise MergettaError(f"The suite {suite.name} has {len(found)} experts for {cell.domain}, not {wanted}.")
+    return found[:wanted]
 
 
 def pool(suite: Suite, cell: Cell, store: Store) -> list[Expert]:
-    """All experts but the target's own."""
     assert cell.expert is not None
-    return [
-        make_expert(suite, cell.expert, domain, cell.seed, store) for domain in suite.domains if domain != cell.domain
-    ]
+    return [make_expert(origin, cell.expert, domain, cell.seed, store) for origin, domain in members(suite, cell)]
 
 
 def cell_key(suite: Suite, cell: Cell) -> str:
     settings = suite.methods[cell.method]
     method = find_method(settings.adapter)
-    merging = ["merging.build"] if method.needs == "bundle" else []
+    code = [*CODE, adapter_module(settings.adapter)]
+    if settings.bundle is not None:
+        code.append("merging.recipes" if settings.bundle.recipe else "merging.build")
+    if method.prompts:
+        code.append("runtimes.prompted")
+    if settings.runtime:
+        code += ["runtimes.onnx_runtime", "runtimes.export", "runtimes.quantize"]
     facts: dict[str, Any] = {
         **data_facts(suite, cell.domain, cell.seed),
-        "method": settings.model_dump(),
+        "method": settings.model_dump(exclude_none=True),
         "protocol": PROTOCOL,
-        "code": code_digest(*CODE, adapter_module(settings.adapter), *merging),
+        "code": code_digest(*code),
     }
     if method.needs == "experts":
         statistics = family_of(suite).statistics
         facts["statistics"] = None if statistics is None else statistics.tolist()
     if cell.expert:
-        facts["experts"] = [
-            expert_key(suite, cell.expert, domain, cell.seed) for domain in suite.domains if domain != cell.domain
-        ]
+        facts["experts"] = [expert_key(at, cell.expert, domain, cell.seed) for at, domain in members(suite, cell)]
     return address(facts)
 
 
-def build(suite: Suite, runtime: TorchRuntime, settings: BundleSettings, experts: list[Expert]) -> Bundle:
-    arguments = settings.model_dump(exclude={"frozen_blocks"})
+@lru_cache(maxsize=4)
+def device_model(family: str, checkpoint: Path | None, kind: str, folder: Path | None, int8: bool) -> bytes:
+    """The family as a device runs it. CNNs are calibrated for int8 on clean images, transformers need none."""
+    from mergetta.runtimes.export import to_onnx
+    from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
+
+    loaded = with_statistics(family, checkpoint, kind, folder)
+    model = to_onnx(loaded)
+    if int8 and any(group.kind == "batch" for group in TorchRuntime(loaded).structure):
+        clean = open_once(kind, folder).clean(CALIBRATION)
+        if clean is None:
+            raise MergettaError("int8 needs clean images to calibrate on, and these data have none.")
+        model = quantize_static(model, [images for images, _ in clean.stream(0, 50)])
+    elif int8:
+        model = quantize_dynamic(model)
+    return model.SerializeToString()
+
+
+def runtime_of(suite: Suite, settings: MethodSettings, seed: int) -> TorchRuntime | OnnxRuntime:
+    if find_method(settings.adapter).prompts:
+        return PromptedRuntime(family_of(suite), seed=seed)
+    if settings.runtime is None:
+        return TorchRuntime(family_of(suite))
+    model = device_model(suite.family, suite.checkpoint, suite.data, suite.folder, settings.runtime == "int8")
+    return OnnxRuntime(model, threads=1)
+
+
+def source_features(suite: Suite) -> SourceFeatures:
+    """Of clean images, for methods that need to know what features looked like at the source."""
+    clean = source_of(suite).clean(STATISTICS)
+    if clean is None:
+        raise MergettaError(f"{suite.name} has no clean images, which this method needs.")
+    return measure_source(TorchRuntime(family_of(suite)), (images for images, _ in clean.stream(0, suite.batch_size)))
+
+
+def build(runtime: TorchRuntime | OnnxRuntime, settings: BundleSettings, experts: list[Expert], seed: int) -> Bundle:
     frozen = last_blocks(runtime.structure, settings.frozen_blocks)
+    if settings.recipe:
+        return merge_by_recipe(
+            runtime.groups, experts, settings.recipe, frozen=frozen, family=runtime.family, seed=seed
+        )
+    arguments = settings.model_dump(exclude={"frozen_blocks", "recipe"})
     return build_bundle(runtime.groups, experts, frozen=frozen, family=runtime.family, **arguments)
 
 
-def create(suite: Suite, cell: Cell, runtime: TorchRuntime, store: Store) -> Adapter:
+def create(suite: Suite, cell: Cell, runtime: TorchRuntime | OnnxRuntime, store: Store) -> Adapter:
     """The adapter of a cell, with its experts or its bundle."""
     settings: MethodSettings = suite.methods[cell.method]
     needs = find_method(settings.adapter).needs
     options: dict[str, Any] = dict(settings.options)
-    if settings.adapter == "zo-merge":
-        options = {"loss": LOSS_OF[str(cell.expert)], "seed": cell.seed, **options}
-    elif find_method(settings.adapter).backprop:
+    accepted = accepted_options(find_method(settings.adapter).load())
+    if "seed" in accepted:
         options = {"seed": cell.seed, **options}
-    if needs == "experts":
+    if needs == "bundle" and "loss" in accepted:
+        options = {"loss": LOSS_OF[str(cell.expert)], **options}
+    if needs == "source":
+        options["source"] = source_features(suite)
+    elif needs == "experts":
         known = [] if runtime.statistics is None else [source_expert(runtime)]
         options["experts"] = [*known, *pool(suite, cell, store)]
     elif settings.bundle is not None:
-        options["bundle"] = build(suite, runtime, settings.bundle, pool(suite, cell, store))
+        options["bundle"] = build(runtime, settings.bundle, pool(suite, cell, store), cell.seed)
     return create_adapter(settings.adapter, runtime, **options)
 
 
@@ -224,7 +292,7 @@ def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
     """The record of a cell, from the store or freshly measured."""
     record = stored(suite, cell, store)
     if record is None:
-        runtime = TorchRuntime(family_of(suite))
+        runtime = runtime_of(suite, suite.methods[cell.method], cell.seed)
         record = online(suite, cell, create(suite, cell, runtime, store), runtime)
         store.put_result(cell_key(suite, cell), record)
     return record
@@ -234,7 +302,7 @@ def online(
     suite: Suite,
     cell: Cell,
     adapter: Adapter,
-    runtime: TorchRuntime,
+    runtime: TorchRuntime | OnnxRuntime,
     after: Callable[[Array], None] = lambda images: None,
 ) -> dict[str, Any]:
     """The record of one pass over the target: each batch predicted as it comes. `after` sees each batch, untimed."""

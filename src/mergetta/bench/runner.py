@@ -1,23 +1,40 @@
-"""Runs the cells of a suite on a pool of processes, experts first; what is in the store is not run again."""
+"""Runs the cells of a sweep, experts first; what is in the store is not run again, what fails stops nothing else."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mergetta.bench.protocol import Cell, make_expert, run_cell, stored
+from mergetta.bench.executors import Executor, ProcessExecutor, Task
+from mergetta.bench.protocol import Cell, cell_key, expert_key, make_expert, members, run_cell, stored
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite
-from mergetta.workers import end_with_parent
+from mergetta.errors import MergettaError
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
+ELSEWHERE = "it ran, but with other code, data or library versions than those of this process: make them the same"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison of a sweep: the methods of a suite, with experts made in one way, on these domains and seeds."""
+
+    suite: Suite
+    expert: str
+    domains: Sequence[str]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    records: list[list[dict[str, Any]]]
+    """Of each part, in the order of its cells; without those that failed."""
+    failures: list[str]
+    """A sentence each."""
 
 
 def cells_of(suite: Suite, expert: str, domains: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
@@ -39,56 +56,116 @@ def run_suite(
     progress: Progress = lambda stage, done, total: None,
 ) -> list[dict[str, Any]]:
     """All records, in the order of the cells."""
-    cells = cells_of(suite, expert, domains, seeds)
-    records = {cell: stored(suite, cell, Store(cache)) for cell in cells}
-    missing = [cell for cell, record in records.items() if record is None]
-    if missing:
-        measure_all(suite, expert, missing, cache, jobs or max(1, os.cpu_count() or 1), progress)
-    return [records[cell] or run_cell(suite, cell, Store(cache)) for cell in cells]
+    with ProcessExecutor(jobs) as executor:
+        outcome = run_sweep([Part(suite, expert, domains, seeds)], cache, executor, progress)
+    if outcome.failures:
+        first, *others = outcome.failures
+        more = f" (and {len(others)} more)" if others else ""
+        raise MergettaError(f"Failed: {first}{more}. The rest is kept: the same again continues.")
+    return outcome.records[0]
 
 
-def measure_all(suite: Suite, expert: str, cells: Sequence[Cell], cache: Path, jobs: int, progress: Progress) -> None:
-    """Experts first, then one task per stream, so that its images are corrupted once."""
-    trained = dict.fromkeys(
-        (domain, cell.seed) for cell in cells if cell.expert for domain in suite.domains if domain != cell.domain
-    )
-    streams: dict[tuple[str, int], list[Cell]] = {}
-    for cell in cells:
-        streams.setdefault((cell.domain, cell.seed), []).append(cell)
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(jobs, context, initializer=start_worker)
-    try:
-        stages: dict[str, list[Callable[[], None]]] = {
-            f"{expert} experts": [partial(train, suite, expert, *key, cache) for key in trained],
-            "streams": [partial(run_cells, suite, group, cache) for group in streams.values()],
-        }
-        for stage, tasks in stages.items():
-            futures = [executor.submit(task) for task in tasks]
-            for done, future in enumerate(as_completed(futures), 1):
-                future.result()
-                progress(stage, done, len(futures))
-    finally:  # on Ctrl-C or a failure, what is queued is dropped; what was measured is in the store
-        executor.shutdown(wait=False, cancel_futures=True)
+def run_sweep(
+    parts: Iterable[Part],
+    cache: Path,
+    executor: Executor,
+    progress: Progress = lambda stage, done, total: None,
+) -> Outcome:
+    """Measure what the cache lacks of all parts. What several parts have in common is made once.
 
-
-def start_worker() -> None:
-    """A process per core, a thread per process: small models gain nothing from more. Ctrl-C is the parent's.
-
-    When the parent is killed, its workers end too; what they have measured is in the store.
+    Experts come first, then the cells; the cells of one stream run in one process.
     """
-    import cv2
-    import torch
+    wanted = [(at_hand(part.suite), cells_of(part.suite, part.expert, part.domains, part.seeds)) for part in parts]
+    sweep = Sweep(cache, executor, progress)
+    sweep.measure([(suite, cell) for suite, cells in wanted for cell in cells])
+    found = [[stored(suite, cell, sweep.store) for cell in cells] for suite, cells in wanted]
+    return Outcome([[record for record in records if record] for records in found], sweep.failures)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
-    torch.set_num_threads(1)
-    cv2.setNumThreads(1)
+
+def at_hand(suite: Suite) -> Suite:
+    """The suite with paths that mean the same in another working folder."""
+    places = {"checkpoint": suite.checkpoint, "folder": suite.folder}
+    return suite.model_copy(update={name: path.absolute() for name, path in places.items() if path})
+
+
+class Origin(NamedTuple):
+    """What an expert is made from."""
+
+    suite: Suite
+    method: str
+    domain: str
+    seed: int
+
+
+@dataclass
+class Sweep:
+    cache: Path
+    executor: Executor
+    progress: Progress
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def store(self) -> Store:
+        return Store(self.cache)
+
+    def measure(self, cells: Iterable[tuple[Suite, Cell]]) -> None:
+        by_key = {cell_key(suite, cell): (suite, cell) for suite, cell in cells}
+        missing = {key: found for key, found in by_key.items() if self.store.result(key) is None}
+        experts = {key: experts_of(suite, cell) for key, (suite, cell) in missing.items()}
+        lost = self.train({key: origin for needed in experts.values() for key, origin in needed.items()})
+        tasks = {}
+        for key, (suite, cell) in missing.items():
+            name = f"{suite.name}: {cell.method} on {cell.domain} at severity {suite.severity}, seed {cell.seed}"
+            without = [lost[expert] for expert in experts[key] if expert in lost]
+            if self.store.result(key) is not None:  # measured on the way, by making an expert
+                continue
+            if without:
+                self.failures.append(f"{name}: not tried, because there is no {without[0]}")
+                continue
+            paths = [self.store.expert_path(expert) for expert in experts[key]]
+            needs = tuple(path.relative_to(self.cache).as_posix() for path in paths)
+            stream = (suite.data, suite.folder, suite.severity, suite.samples, cell.domain, cell.seed)
+            tasks[key] = Task(name, partial(measure, suite, cell), needs, stream)  # its images are corrupted once
+        self.run("results", tasks, self.store.result)
+
+    def train(self, origins: dict[str, Origin]) -> dict[str, str]:
+        """Make the experts that are not there. Names those that could not be made, by key."""
+        tasks = {
+            key: Task(
+                f"{origin.suite.name}: {origin.method} expert of {origin.domain} at severity {origin.suite.severity}, "
+                f"seed {origin.seed}",
+                partial(train, *origin),
+            )
+            for key, origin in origins.items()
+            if self.store.expert(key) is None
+        }
+        methods = " and ".join(dict.fromkeys(origin.method for origin in origins.values()))
+        return self.run(f"{methods} experts", tasks, self.store.expert)
+
+    def run(self, stage: str, tasks: Mapping[str, Task], find: Callable[[str], object]) -> dict[str, str]:
+        """Run tasks by the keys of what they put into the store. Names those that did not, by key."""
+        if tasks:
+            self.progress(stage, 0, len(tasks))
+        reasons = {}
+        for done, (task, reason) in enumerate(self.executor.run(list(tasks.values()), self.cache), 1):
+            reasons[task] = reason
+            self.progress(stage, done, len(tasks))
+        lost = {key: task.name for key, task in tasks.items() if reasons.get(task) or find(key) is None}
+        self.failures += [f"{name}: {reasons.get(tasks[key]) or ELSEWHERE}" for key, name in lost.items()]
+        return lost
+
+
+def experts_of(suite: Suite, cell: Cell) -> dict[str, Origin]:
+    """What the experts of a cell are made from, by key."""
+    if cell.expert is None:
+        return {}
+    origins = [Origin(origin, cell.expert, domain, cell.seed) for origin, domain in members(suite, cell)]
+    return {expert_key(*origin): origin for origin in origins}
 
 
 def train(suite: Suite, method: str, domain: str, seed: int, cache: Path) -> None:
     make_expert(suite, method, domain, seed, Store(cache))
 
 
-def run_cells(suite: Suite, cells: Sequence[Cell], cache: Path) -> None:
-    for cell in cells:
-        run_cell(suite, cell, Store(cache))
+def measure(suite: Suite, cell: Cell, cache: Path) -> None:
+    run_cell(suite, cell, Store(cache))

@@ -74,13 +74,20 @@ def code_digest(*modules: str) -> str:
     while waiting:
         file = waiting.pop()
         if file not in seen:
-            tree = ast.parse(file.read_text())
-            seen[file] = dump(tree)
-            waiting += imports(tree)
+            seen[file], imported = parsed(file)
+            waiting += imported
     digest = hashlib.sha256()
     for file, code in sorted(seen.items()):
         digest.update(f"{file.relative_to(PACKAGE)} {code}".encode())
     return digest.hexdigest()[:16]
+
+
+@lru_cache(maxsize=512)
+def parsed(file: Path) -> tuple[str, list[Path]]:
+    """The code of a file, and the files that it imports from the package."""
+    tree = ast.parse(file.read_text())
+    found = imports(tree)
+    return dump(tree), found
 
 
 def files_of(path: Path) -> list[Path]:

@@ -31,6 +31,8 @@ class BundleSettings(BaseModel):
     reduce: bool = True
     tolerance_per_entry: bool = True
     frozen_blocks: int = 1
+    recipe: str | None = None
+    """Another way to merge (`mergetta.merging.recipes`), instead of all of the above but `frozen_blocks`."""
 
 
 class MethodSettings(BaseModel):
@@ -40,6 +42,10 @@ class MethodSettings(BaseModel):
     adapter: str
     bundle: BundleSettings | None = None
     options: dict[str, float | int | bool | str] = Field(default_factory=dict)
+    runtime: Literal["onnx", "int8"] | None = None
+    """How the model runs on the device; by default in PyTorch."""
+    pool: int | None = Field(default=None, gt=0)
+    """How many experts it is given: of the other domains in random order, then of these at the next lower severity."""
 
     @model_validator(mode="after")
     def check(self) -> MethodSettings:
@@ -49,6 +55,8 @@ class MethodSettings(BaseModel):
             raise MergettaError(f"{self.adapter} has no option {min(unknown)!r}.")
         if (find_method(self.adapter).needs == "bundle") != (self.bundle is not None):
             raise MergettaError(f"{self.adapter} {'takes no' if self.bundle else 'needs its'} bundle settings.")
+        if self.runtime and find_method(self.adapter).backprop:
+            raise MergettaError(f"{self.adapter} back-propagates, which {self.runtime} models cannot.")
         return self
 
     @property
@@ -64,7 +72,9 @@ class Suite(BaseModel):
     family: str
     checkpoint: Path | None = None
     """The family's weights, if they do not come with it."""
-    data: Literal["fashion", "cifar10-c", "cifar100-c", "imagenet-c", "cifar10-styles", "imagenet-styles"]
+    data: Literal[
+        "fashion", "cifar10-c", "cifar100-c", "imagenet-c", "fashion-styles", "cifar10-styles", "imagenet-styles"
+    ]
     folder: Path | None = None
     """Where the images are (default: below $MERGETTA_DATA)."""
     severity: int = Field(5, ge=1, le=5)
@@ -73,6 +83,8 @@ class Suite(BaseModel):
     expert_samples: int | None = Field(None, gt=0)
     """Images per domain that experts are made from, other ones than the targets'; by default the same."""
     batch_size: int = Field(gt=0)
+    expert_batch_size: int | None = Field(None, gt=0)
+    """Of the experts' training; by default the same."""
     domains: tuple[str, ...] = tuple(CORRUPTIONS)
     experts: dict[str, dict[str, float | int | bool | str]]
     methods: dict[str, MethodSettings] = Field(min_length=1)
@@ -159,7 +171,7 @@ def with_styles(suite: Suite, count: int) -> Suite:
     """The suite on the first `count` style domains, with the paper's c_init for that many."""
     known = open_source(suite.data, suite.folder).domains
     if not 2 <= count <= len(known):
-        raise MergettaError(f"There are {len(known)} paintings, so there can be 2 to {len(known)} styles, not {count}.")
+        raise MergettaError(f"There are {len(known)} styles here: choose 2 to {len(known)} of them, not {count}.")
     initial = INITIAL[max([number for number in INITIAL if number <= count], default=min(INITIAL))]
     methods = {
         name: method.model_copy(

@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+
+from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
 
 if TYPE_CHECKING:
     from mergetta.bench.suite import Suite
@@ -41,7 +35,7 @@ def command(
         str,
         typer.Argument(
             help="`fashion-bn`, `fashion-vit`, `cifar10-c`, `cifar100-c`, `imagenet-c`, "
-            "`cifar10-styles`, `imagenet-styles`, a YAML file; or `cost`."
+            "`fashion-styles`, `cifar10-styles`, `imagenet-styles`, a YAML file; or `cost`."
         ),
     ],
     family: Family = None,
@@ -59,6 +53,8 @@ def command(
     html: Html = None,
     cache: Cache = None,
     jobs: Jobs = None,
+    executor: ExecutorName = "local",
+    address: Address = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan, its cost and what is missing; run nothing.")
     ] = False,
@@ -71,6 +67,8 @@ def command(
     Example: `mergetta bench cifar10-c --family wrn-28-10 --checkpoint Standard.pt --data CIFAR-10-C --dry-run`
 
     Example: `mergetta bench fashion-bn --methods bn-stats,zo-merge,roid --seeds 3 --html bench.html`
+
+    Example: `mergetta bench cifar10-c --checkpoint Standard.pt --data /shared/CIFAR-10-C --executor ray --address auto`
     """
     from mergetta.bench.suite import load_suite
 
@@ -85,7 +83,7 @@ def command(
             chosen.restricted(split(methods), split(domains), samples, severity), experts, split(domains), seeds, cache
         )
         return
-    run(chosen, experts, methods, domains, seeds, samples, severity, json, html, cache, jobs)
+    run(chosen, experts, methods, domains, seeds, samples, severity, json, html, cache, jobs, executor, address)
 
 
 def run(
@@ -100,9 +98,11 @@ def run(
     html: Path | None,
     cache: Path | None,
     jobs: int | None,
+    executor: str = "local",
+    address: str | None = None,
 ) -> None:
     from mergetta.bench.report import write_report
-    from mergetta.bench.runner import run_suite
+    from mergetta.bench.runner import Part, run_sweep
     from mergetta.bench.store import default_cache
     from mergetta.bench.tables import SPREAD, error_table, rich_table, settings_of, write_json
 
@@ -110,22 +110,13 @@ def run(
     suite = whole.restricted(split(methods), split(domains), samples, severity)
     targets = split(domains) or list(suite.domains)
     seed_list = list(range(seeds))
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-        tasks: dict[str, int] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)  # type: ignore[arg-type]
-
-        records = run_suite(suite, experts, targets, seed_list, cache or default_cache(), jobs, show)
+    with executor_of(executor, address, jobs) as workers, bars(console) as show:
+        part = Part(suite, experts, targets, seed_list)
+        outcome = run_sweep([part], cache or default_cache(), workers, show)
+    (records,) = outcome.records
+    if outcome.failures:
+        show_failures(outcome.failures)
+        raise typer.Exit(1)
     apart = f" and {suite.expert_samples} others for its expert" if suite.expert_samples else ""
     note = (
         f"{suite.name}: {suite.family}, {records[0]['data']}, {len(targets)} domains at severity {suite.severity}, "
@@ -141,6 +132,16 @@ def run(
     if html:
         write_report(html, f"mergetta · {suite.name}", note, records, settings_of(suite, experts, seed_list))
         console.print(f"page with figures: {html}")
+
+
+def show_failures(failures: list[str]) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for failure in failures:
+        console.print(f"failed: {failure}", markup=False)
+    console.print(
+        "No table, because results are missing. All others are kept: the same command tries only these again; "
+        "--methods and --domains leave them out."
+    )
 
 
 def show_plan(suite: Suite, experts: str, domains: list[str] | None, seeds: int, cache: Path | None) -> None:

@@ -1,0 +1,67 @@
+"""Table 4: what each ingredient of the method adds, and other ways to merge beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from mergetta.bench.figures import drawing
+from mergetta.bench.reproduce import paper
+from mergetta.bench.reproduce.setting import Records, Setting, averages
+from mergetta.bench.runner import Part
+from mergetta.bench.sheets import Drawing, Row, Sheet, rows_of
+from mergetta.bench.store import Store
+
+TITLE = "Ablation (Table 4 of the paper)"
+ALL = {"max_rank": None, "tolerance": None, "reduce": False}
+"""One coefficient per expert and group."""
+RECIPES = ("average", "task-arithmetic", "ties", "dare", "breadcrumbs", "knots")
+NOTES = (
+    "NWS: trimmed task vectors. ZO: zeroth-order steps. RR: low-rank bases (rank r_max without ARS). ARS: rank by "
+    "recovery error. All rows with ZO have the suite's δ, η and clamp.",
+    "“ARS without RR” is not defined by the paper. Here: ARS' rule chooses how many of the task vectors themselves "
+    "keep a coefficient of their own; the others share one.",
+    "Other ways to merge have their published defaults and take no steps.",
+)
+
+
+def parts(setting: Setting) -> dict[str, Part]:
+    trimmed = setting.bundle.keep
+    methods = {
+        "no adaptation": setting.method("source"),
+        "batch statistics": setting.method("bn-stats"),
+        "merge": setting.merged(keep=None, **ALL),
+        "merge + NWS": setting.merged(keep=trimmed, **ALL),
+        "merge + NWS + ZO": setting.zo({"keep": trimmed, **ALL}),
+        "merge + NWS + ZO + RR": setting.zo({"tolerance": None}),
+        "merge + NWS + ZO + ARS": setting.zo({"reduce": False}),
+        "merge + NWS + ZO + RR + ARS": setting.zo(),
+        "merge + NWS + RR + ARS, no steps": setting.merged(),
+        "merge + ZO (no NWS, RR, ARS)": setting.zo({"keep": None, **ALL}),
+    }
+    methods |= {f"other merge: {recipe}": setting.merged(recipe=recipe) for recipe in RECIPES}
+    return {"roid": setting.part(methods)}
+
+
+def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Sheet], list[Drawing]]:
+    means = averages(records["roid"], setting.domains)
+    coefficients = {r["method"]: r.get("dimension") for r in records["roid"]}
+    rows = []
+    for row in rows_of({name: [number] for name, number in means.items()}):
+        count = coefficients[row.name] if " + ZO" in row.name else None
+        rows.append(Row(row.name, (*row.cells, str(count or "")), row.best))
+    theirs = [Row(f"{n} (paper, ImageNet-C, ViT-B/16)", (str(v), ""), paper=True) for n, v in paper.ABLATION.items()]
+    caption = "Error in percent, average over the domains ± spread over seeds."
+    sheet = Sheet(caption, ("variant", "error, %", "coefficients tuned"), (*rows, *theirs))
+
+    def plot(axes: Axes) -> None:
+        shown = {name: number for name, number in means.items() if name != "no adaptation"}
+        places = np.arange(len(shown))
+        axes.errorbar(
+            [n.mean for n in shown.values()], places, xerr=[n.spread or 0.0 for n in shown.values()], fmt="o", capsize=3
+        )
+        axes.set_yticks(places, list(shown))
+        axes.invert_yaxis()
+        axes.set_xlabel("error, %")
+
+    return [sheet], [drawing("Error of each variant; bars: spread over seeds.", (8, 0.6 + 0.28 * len(means)), plot)]

@@ -1,0 +1,137 @@
+"""Figure 5: k, r_max and ε; and beyond it δ, η, batch size, number of experts, length of the stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from mergetta.bench.figures import rendered
+from mergetta.bench.reproduce.setting import Records, Setting, averages
+from mergetta.bench.runner import Part
+from mergetta.bench.sheets import Drawing, Row, Sheet
+from mergetta.bench.store import Store
+from mergetta.bench.suite import MethodSettings
+from mergetta.bench.tables import Number
+
+TITLE = "Sensitivity (Figure 5 of the paper, and beyond)"
+DOMAINS = ("gaussian_noise", "motion_blur", "fog", "pixelate")
+"""One of each kind of corruption: noise, blur, weather, digital."""
+KEEP = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+RANK = (1, 2, 3, 5, 8, 14)
+TOLERANCE = (1e-4, 1e-3, 1e-2, 1e-1)
+DELTA = (0.01, 0.1, 0.25, 1.0)
+RATE = (0.0, 1e-3, 5e-3, 2e-2)
+BATCH = (1, 4, 16, 64, 200)
+EXPERTS = (1, 2, 5, 10, 14, 28, 50)
+TOTAL = 1.4
+"""Sum of the initial coefficients whatever the number of experts: the paper's 14 × 0.1."""
+LENGTH = (250, 500, 1000, 2000, 3000, 4000, 5000, 10000)
+SAMPLES = 1000
+NOTES = (
+    "On gaussian noise, motion blur, fog and pixelate, one domain of each kind, at most 1,000 images each. It measures "
+    "how much the settings matter, on the targets themselves; no preset was chosen by it.",
+    "Number of experts: of the other domains in random order, beyond these at the next lower severities; c_init is "
+    f"{TOTAL} divided by their number.",
+    "Batch size: of the target's stream; the experts are made with the suite's own.",
+    "Length: on all domains and images, the first images of the same streams; a batch is predicted before anything "
+    "later is seen.",
+)
+
+
+def few(setting: Setting) -> Setting:
+    """Fewer domains and images: there are many settings."""
+    chosen = tuple(d for d in DOMAINS if d in setting.domains) or setting.domains[:4]
+    return dataclasses.replace(setting, suite=setting.suite.restricted(samples=SAMPLES), domains=chosen)
+
+
+def settings(setting: Setting) -> dict[str, dict[str, MethodSettings]]:
+    """Axis → value → the method."""
+    zo = setting.zo
+    count = {n: zo({"initial": TOTAL / n}).model_copy(update={"pool": n}) for n in EXPERTS}
+    most = 5 * (len(setting.suite.domains) - 1)
+    return {
+        "k, share kept": {f"{v:g}": zo({"keep": v}) for v in KEEP},
+        "r_max": {f"{v}": zo({"max_rank": v, "tolerance": None}) for v in RANK},
+        "ε": {f"{v:g}": zo({"tolerance": v}) for v in TOLERANCE},
+        "δ": {f"{v:g}": zo(delta=v) for v in DELTA},
+        "η": {f"{v:g}": zo(lr=v) for v in RATE},
+        "experts": {f"{n}": method for n, method in count.items() if n <= most},
+    }
+
+
+def parts(setting: Setting) -> dict[str, Part]:
+    small = few(setting)
+    found = {axis: small.part(values) for axis, values in settings(small).items()}
+    own = setting.suite.batch_size
+    compared = {name: setting.method(name) for name in ("source", "bn-stats", "merge", "zo-merge")}
+    for size in BATCH:
+        found[f"batch size {size}"] = small.part(compared, batch_size=size, expert_batch_size=own)
+    shown = {name: setting.method(name) for name in ("bn-stats", "merge", "zo-merge", "roid")}
+    found["length"] = setting.part(shown)
+    return found
+
+
+def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Sheet], list[Drawing]]:
+    small = few(setting).domains
+    curves: dict[str, dict[str, Number]] = {axis: averages(records[axis], small) for axis in settings(setting)}
+    sheets = [
+        Sheet(f"{axis}: error in percent ± spread.", (axis, "error, %"), rows(curve)) for axis, curve in curves.items()
+    ]
+    batches = {size: averages(records[f"batch size {size}"], small) for size in BATCH}
+    sheets.append(grid("Batch size: error in percent ± spread.", "batch size", batches))
+    lengths = {n: averages(records["length"], setting.domains, n) for n in LENGTH if n <= setting.suite.samples}
+    sheets.append(grid("Length of the stream, in images: error in percent ± spread.", "images", lengths))
+    lines: dict[str, dict[str, dict[str, Number]]] = {axis: {"zo-merge": curve} for axis, curve in curves.items()}
+    lines["batch size"] = transposed(batches)
+    lines["length of the stream"] = transposed(lengths)
+    return sheets, [panels(lines)]
+
+
+def rows(curve: dict[str, Number]) -> tuple[Row, ...]:
+    return tuple(Row(value, (str(number),)) for value, number in curve.items())
+
+
+def transposed(table: dict[int, dict[str, Number]]) -> dict[str, dict[str, Number]]:
+    methods = list(dict.fromkeys(name for found in table.values() for name in found))
+    return {m: {str(key): found[m] for key, found in table.items() if m in found} for m in methods}
+
+
+def grid(caption: str, axis: str, table: dict[int, dict[str, Number]]) -> Sheet:
+    lines = transposed(table)
+    columns = (axis, *(str(key) for key in table))
+    cells: dict[str, tuple[str, ...]] = {
+        name: tuple(str(line.get(str(key), "")) for key in table) for name, line in lines.items()
+    }
+    return Sheet(caption, columns, tuple(Row(name, values) for name, values in cells.items()))
+
+
+def panels(lines: dict[str, dict[str, dict[str, Number]]]) -> Drawing:
+    """One small plot per axis; bars are the spread over seeds."""
+    figure, axes = plt.subplots(2, 4, figsize=(11, 5), layout="constrained")
+    flat: Sequence[Any] = axes.ravel()
+    for panel, (axis, curves) in zip(flat, lines.items(), strict=True):
+        values = list(dict.fromkeys(value for curve in curves.values() for value in curve))
+        for name, curve in curves.items():
+            if name == "source":
+                continue
+            panel.errorbar(
+                [values.index(value) for value in curve],
+                [number.mean for number in curve.values()],
+                yerr=[number.spread or 0.0 for number in curve.values()],
+                marker="o",
+                markersize=3,
+                capsize=2,
+                label=name,
+            )
+        panel.set_xticks(range(len(values)), values, rotation=45 if len(values) > 5 else 0)
+        panel.set_title(axis, fontsize=9)
+        if len(curves) > 1:
+            panel.legend(frameon=False, fontsize=7)
+    flat[0].set_ylabel("error, %")
+    flat[4].set_ylabel("error, %")
+    return rendered(
+        "Error of zo-merge by each setting, the others at the suite's own; bars: spread over seeds.", figure
+    )

@@ -1,0 +1,87 @@
+"""`mergetta reproduce WHAT`: the paper's tables and figures, measured here."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mergetta.cli.bench import Cache, Checkpoint, Data, Family, Jobs, Severity, split, wide_console
+from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
+
+
+def command(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="`corruption-table`, `style-table`, `ablation`, `dimensions`, `memory`, `sensitivity`, "
+            "`quantised`, or `all` of them."
+        ),
+    ],
+    suite: Annotated[str, typer.Option(help="A suite of `mergetta bench`, or a YAML file.")] = "fashion-bn",
+    family: Family = None,
+    checkpoint: Checkpoint = None,
+    data: Data = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    samples: Annotated[int | None, typer.Option(min=1, help="Images per domain (default: the suite's).")] = None,
+    domains: Annotated[str | None, typer.Option(help="Only these target domains, separated by commas.")] = None,
+    severity: Severity = None,
+    out: Annotated[Path, typer.Option(help="Folder for tables (Markdown, CSV) and figures (SVG, PNG).")] = Path(
+        "results"
+    ),
+    json: Annotated[Path | None, typer.Option("--json", help="Write all studies of this run here as well.")] = None,
+    cache: Cache = None,
+    jobs: Jobs = None,
+    executor: ExecutorName = "local",
+    address: Address = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be measured; run nothing.")] = False,
+) -> None:
+    """Measure a table or figure of the paper, write it as Markdown, CSV, SVG and PNG, with the paper's numbers beside.
+
+    Results are cached one by one: an interrupted run resumes, a second one is instant. `mergetta report` makes one
+    page of all that is in the folder.
+
+    Example: `mergetta reproduce all --suite fashion-bn --out results`
+
+    Example: `mergetta reproduce ablation --suite cifar10-c --family resnet-20 --checkpoint resnet20.th --data cifar10`
+    """
+    import json as json_format
+    from dataclasses import asdict
+
+    from mergetta.bench.plan import plan_of_parts
+    from mergetta.bench.reproduce import chosen_studies, parts_of, reproduce
+    from mergetta.bench.reproduce.setting import Setting
+    from mergetta.bench.store import default_cache
+    from mergetta.bench.suite import load_suite
+    from mergetta.files import write_atomically
+
+    console = wide_console()
+    chosen = load_suite(suite, family, checkpoint, data).restricted(None, split(domains), samples, severity)
+    setting = Setting(chosen, tuple(range(seeds)), tuple(split(domains) or chosen.domains))
+    store = cache or default_cache()
+    studies = chosen_studies(what)
+    if dry_run:
+        for study in studies:
+            console.print(plan_of_parts(study, list(parts_of(study, setting).values()), store), highlight=False)
+        return
+    words = shlex.join(["mergetta", *sys.argv[1:]])
+    finished, failed = [], []
+    for study in studies:
+        console.print(f"[bold]{study}[/]")
+        with executor_of(executor, address, jobs) as workers, bars(console) as show:
+            result, failures = reproduce(study, setting, store, workers, words, show)
+        for path in result.write(out):
+            if path.suffix == ".md":
+                console.print(f"written: {path}", highlight=False)
+        finished.append(asdict(result))
+        failed += failures
+        if json:
+            write_atomically(json, json_format.dumps(finished, indent=1).encode())
+    for sentence in failed:
+        console.print(f"[red]failed:[/] {sentence}", highlight=False)
+    if failed:
+        console.print("The rest is written and kept; the same command again tries only what failed.")
+        raise typer.Exit(1)
