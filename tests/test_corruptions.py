@@ -152,3 +152,13 @@ def test_strengths_fit_the_size() -> None:
 def test_bad_input(arguments: dict, sentence: str) -> None:
     with pytest.raises(MergettaError, match=sentence):
         corrupt(**{"images": np.zeros((1, 8, 8, 3), np.uint8), "name": "fog", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "channels", "roughness"),
+    [("frost", 32, 3, 8.4), ("frost", 28, 1, 8.4), ("fog", 32, 3, 2.2), ("fog", 28, 1, 3.6)],
+)
+def test_fractals_keep_their_roughness(name: str, size: int, channels: int, roughness: float) -> None:
+    """Mean step between neighbouring pixels on a grey image: what decides how hard these two corruptions are."""
+    found = corrupt(np.full((64, size, size, channels), 100, np.uint8), name, 5).astype(float)
+    assert np.abs(np.diff(found, axis=2)).mean() == pytest.approx(roughness, rel=0.1)

@@ -38,7 +38,8 @@ def fog(x: Images, rngs: Generators, strength: tuple[float, float]) -> Images:
     amount, decay = strength
     height, width = x.shape[1:3]
     highest = x.max(axis=(1, 2, 3), keepdims=True)
-    clouds = plasma(rngs, max(height, width), decay)[:, :height, :width, None]
+    # squared: the published code draws from ± wibble and multiplies by wibble once more, and has its strengths for that
+    clouds = plasma(rngs, max(height, width), decay**2)[:, :height, :width, None]
     return (x + amount * clouds) * highest / (highest + amount)
 
 
@@ -56,8 +57,7 @@ def grey(x: Images) -> Images:
 def plasma(rngs: Generators, size: int, decay: float) -> NDArray[np.float32]:
     """Fractal noise in [0, 1] by midpoint displacement on a torus, (B, S, S), S the next power of two ≥ size.
 
-    Each halving of the step divides the random displacement by decay²: the published code draws from ± wibble and
-    multiplies by wibble once more, and its strengths are meant for that.
+    Each halving of the step divides the random displacement by `decay`.
     """
     side = 1 << max(1, (size - 1).bit_length())
     field = np.zeros((len(rngs), side, side), dtype=np.float32)
@@ -73,6 +73,6 @@ def plasma(rngs: Generators, size: int, decay: float) -> NDArray[np.float32]:
         above, before = np.roll(centres, 1, 1), np.roll(centres, 1, 2)
         field[:, ::step, half::step] = (corners + right + centres + above) / 4 + amplitude * noise[:, 1]
         field[:, half::step, ::step] = (corners + down + centres + before) / 4 + amplitude * noise[:, 2]
-        step, amplitude = half, amplitude / decay**2
+        step, amplitude = half, amplitude / decay
     low, high = field.min(axis=(1, 2), keepdims=True), field.max(axis=(1, 2), keepdims=True)
     return (field - low) / np.maximum(high - low, 1e-12)
