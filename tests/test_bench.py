@@ -14,7 +14,7 @@ from mergetta.bench.protocol import Cell, cell_key, expert_key, make_expert, poo
 from mergetta.bench.report import write_report
 from mergetta.bench.runner import cells_of, run_suite
 from mergetta.bench.store import Store, address, code_digest, home_of, parsed
-from mergetta.bench.suite import Suite, load_suite
+from mergetta.bench.suite import MethodSettings, Suite, load_suite
 from mergetta.bench.tables import error_table, markdown_table, settings_of, write_json
 from mergetta.data.streams import Domain
 
@@ -35,6 +35,22 @@ def test_every_method_of_every_suite(name: str, expert: str, tmp_path: Path) -> 
         assert 0 <= record["error"] <= 100
         assert record["samples"] == sum(record["sizes"]) == 60
         assert record["forwards"] >= 1
+
+
+PEERS = ("lame", "bn-alpha", "adabn", "zoa", "eata", "sar", "cotta", "rmt", "adamerging")
+PROMPTED = ("foa", "fozo")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "name"), [*((p, "fashion-bn") for p in PEERS), *((p, "fashion-vit") for p in PROMPTED)]
+)
+def test_peers_run_by_the_protocol(adapter: str, name: str, tmp_path: Path) -> None:
+    settings = MethodSettings(adapter=adapter, options={"views": 2} if adapter == "cotta" else {})
+    suite = small(name).model_copy(update={"methods": {"peer": settings}})
+    (cell,) = cells_of(suite, "roid", ["fog"], [0])
+    assert (cell.expert is None) == (adapter != "adamerging")
+    record = run_cell(suite, cell, Store(tmp_path))
+    assert 0 <= record["error"] <= 100
 
 
 def test_the_target_s_own_expert_is_left_out(tmp_path: Path) -> None:

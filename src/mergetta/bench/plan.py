@@ -25,6 +25,15 @@ PASSES = {
     "tent": 3,
     "deyo": 4,
     "roid": 5.5,
+    "lame": 1,
+    "bn-alpha": 1,
+    "adabn": 1,
+    "zoa": 2,
+    "fozo": 2,
+    "foa": 28,
+    "sar": 6,
+    "cotta": 36,
+    "rmt": 9,
 }
 """Cost of each adapter in forward passes, roughly: a backward pass counts two, a second view what is kept of it."""
 

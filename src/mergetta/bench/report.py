@@ -27,7 +27,10 @@ nav ul { columns: 18rem; } h2 { margin-top: 3rem; } code { overflow-wrap: anywhe
 figure { margin: 2rem 0; background: #fff; color: #000; padding: 1rem; border-radius: 6px; }
 figure svg { width: 100%; height: auto; } figcaption { font-size: .9em; opacity: .8; }
 pre { overflow-x: auto; background: var(--soft); padding: 1rem; border-radius: 6px; font-size: .85em; }
-.narrow { min-width: 640px; }
+.narrow { min-width: 560px; }
+@media (max-width: 640px) {
+  .scroll > table > * > tr > :first-child { white-space: normal; min-width: 7rem; max-width: 9rem; }
+}
 @media print {
   body { max-width: none; font-size: 9px; } figure, tr { break-inside: avoid; } nav { display: none; }
   .scroll { overflow: visible; } th, td { padding: .1rem .25rem; white-space: normal; }

@@ -61,7 +61,7 @@ class MethodSettings(BaseModel):
 
     @property
     def uses_experts(self) -> bool:
-        return bool(find_method(self.adapter).needs)
+        return find_method(self.adapter).needs in ("bundle", "experts")
 
 
 class Suite(BaseModel):

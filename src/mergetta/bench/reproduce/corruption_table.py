@@ -38,13 +38,14 @@ def table(setting: Setting, records: Records) -> dict[str, list[Number | None]]:
 def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Sheet], list[Drawing]]:
     rows = table(setting, records)
     columns = ("error, %", *(d.replace("_", " ") for d in setting.domains), "average")
-    theirs = paper.rows(*paper.nearest(setting.suite.name, setting.suite.family), setting.domains)
+    dataset, model = paper.nearest(setting.suite.name, setting.suite.family)
+    theirs = paper.rows(dataset, model, setting.domains)
     forward = {name: numbers for name, numbers in rows.items() if "back-propagation" not in name}
     marked = rows_of(forward)
     rest = tuple(Row(name, cells_of(numbers)) for name, numbers in rows.items() if name not in forward)
     caption = (
         "Mean over seeds ± standard deviation. Bold: no other forward-only method is better by more than the spread. "
-        "Italics: the paper's numbers, for its own family and data."
+        f"Italics: the paper's numbers, for {model} on {dataset}."
     )
     return [Sheet(caption, columns, (*marked, *rest, *theirs))], [figure(rows)]
 

@@ -57,7 +57,7 @@ def rows(dataset: str, model: str, shown: tuple[str, ...]) -> list[Row]:
     if set(shown) - set(domains()):
         return []
     return [
-        Row(f"{row['method']} (paper, {dataset}, {model})", (*(row[d] for d in shown), row["average"]), paper=True)
+        Row(f"{row['method']} (paper)", (*(row[d] for d in shown), row["average"]), paper=True)
         for row in corruptions()
         if (row["dataset"], row["model"]) == (dataset, model)
     ]

@@ -58,10 +58,13 @@ def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Shee
     bar = Row("roid (back-propagation)", tuple("" if n is None else str(n) for n in table["roid"]))
     counts = list(INITIAL)
     theirs = [
-        Row(f"{name} (paper, ImageNet)", tuple(str(values[counts.index(c)]) for c in means), paper=True)
+        Row(f"{name} (paper)", tuple(str(values[counts.index(c)]) for c in means), paper=True)
         for name, values in paper.STYLES.items()
     ]
-    caption = "Error in percent by the number of domains, mean over domains and seeds ± spread over seeds."
+    caption = (
+        "Error in percent by the number of domains, mean over domains and seeds ± spread over seeds. Italics: the "
+        "paper's, on ImageNet."
+    )
     sheet = Sheet(caption, ("domains", *(str(count) for count in means)), (*forward, bar, *theirs))
 
     def plot(axes: Axes) -> None:
