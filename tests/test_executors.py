@@ -192,10 +192,11 @@ def test_relative_paths_mean_the_same_elsewhere(tmp_path: Path, monkeypatch: pyt
 def test_no_worker_outlives_the_sweep(end: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "sweep.py"
     script.write_text(
-        "import sys\nfrom functools import partial\nfrom pathlib import Path\n"
+        "import signal, sys\nfrom functools import partial\nfrom pathlib import Path\n"
         "from mergetta.bench.executors import ProcessExecutor, Task\n"
         "from tests.tasks import linger, make\n"
         "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
         "    folder = Path(sys.argv[1])\n"
         "    tasks = [Task('made', partial(make, 'made'))]\n"
         "    tasks += [Task(name, partial(linger, folder / name)) for name in ('one', 'two')]\n"

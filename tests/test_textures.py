@@ -122,7 +122,7 @@ def test_the_paper_s_conditions(family: str, styles: int) -> None:
 
 def test_ten_styles_unless_told() -> None:
     assert load_suite("fashion-styles").domains == TEXTURES[:10]
-    with pytest.raises(MergettaError, match="2 to 50 styles, not 51"):
+    with pytest.raises(MergettaError, match="choose 2 to 50 of them, not 51"):
         load_suite("fashion-styles", styles=51)
 
 
