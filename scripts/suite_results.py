@@ -3,6 +3,7 @@
 python scripts/suite_results.py clean DATA            # error of the public checkpoints on clean images; about 5 minutes
 python scripts/suite_results.py severity DATA 1000    # do errors rise with severity?; about 3 minutes
 python scripts/suite_results.py speed DATA            # seconds per corruption; about 2 minutes
+python scripts/suite_results.py textures              # how hard the drawn styles are; about 2 minutes
 python scripts/suite_results.py memory                # of streaming a 50,000-image ImageNet-C domain; about 5 minutes
 """
 
@@ -26,9 +27,9 @@ from mergetta.data.streams import Domain
 RESNETS = {20: "resnet20-12fca82f.th", 32: "resnet32-d509ac18.th", 44: "resnet44-014dd654.th"}
 
 
-def error_of(runtime: TorchRuntime, domain: Domain, source_statistics: float) -> float:
+def error_of(runtime: TorchRuntime, domain: Domain, source_statistics: float, batch_size: int = 200) -> float:
     wrong = images = 0
-    for batch, labels in domain.stream(0, 200):
+    for batch, labels in domain.stream(0, batch_size):
         logits = runtime(batch, source_statistics).logits
         wrong += int(np.count_nonzero(np.argmax(logits, axis=1) != labels))
         images += len(labels)
@@ -89,6 +90,19 @@ def speed(folder: str) -> None:
     print(f"all on {len(small)} CIFAR images: {total:.1f} s; the second number is per 224-pixel image")
 
 
+def textures() -> None:
+    source = open_source("fashion-styles")
+    clean = open_source("fashion").whole("clean", 0)
+    rows = [("fashion-bn", "source", 1.0), ("fashion-bn", "bn-stats", 0.0), ("fashion-vit", "source", 1.0)]
+    domains = [source.domain(name, 5, 0, 500) for name in source.domains]
+    for family, name, share in rows:
+        runtime = TorchRuntime(load_family(family))
+        errors = [error_of(runtime, domain, share, 250) for domain in domains]
+        alone = error_of(runtime, Domain("clean", clean.images[np.arange(500)], clean.labels[:500]), share, 250)
+        means = " | ".join(f"{np.mean(errors[:count]):.1f}" for count in (10, 20, 30, 40, 50))
+        print(f"| `{family}`, {name} | {alone:.1f} | {means} | {min(errors):.1f}–{max(errors):.1f} |", flush=True)
+
+
 def memory() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "fog" / "5" / "n01440764"
@@ -104,4 +118,6 @@ def memory() -> None:
 
 
 if __name__ == "__main__":
-    {"clean": clean, "severity": severity, "speed": speed, "memory": memory}[sys.argv[1]](*sys.argv[2:])
+    {"clean": clean, "severity": severity, "speed": speed, "memory": memory, "textures": textures}[sys.argv[1]](
+        *sys.argv[2:]
+    )

@@ -36,8 +36,7 @@ matplotlib.rcParams |= {
 
 def draw(size: tuple[float, float], plot: Callable[[Axes], None]) -> str:
     """SVG of one plot."""
-    figure, axes = plt.subplots(figsize=size, layout="constrained")
-    plot(axes)
+    figure = plotted(size, plot)
     svg = svg_of(figure)
     plt.close(figure)
     return svg
@@ -45,9 +44,13 @@ def draw(size: tuple[float, float], plot: Callable[[Axes], None]) -> str:
 
 def drawing(caption: str, size: tuple[float, float], plot: Callable[[Axes], None]) -> Drawing:
     """One plot, for a page and for a file."""
+    return rendered(caption, plotted(size, plot))
+
+
+def plotted(size: tuple[float, float], plot: Callable[[Axes], None]) -> Figure:
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     plot(axes)
-    return rendered(caption, figure)
+    return figure
 
 
 def rendered(caption: str, figure: Figure) -> Drawing:

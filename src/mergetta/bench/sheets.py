@@ -155,13 +155,17 @@ def best_rows(columns: Sequence[Sequence[Number | None]]) -> list[set[int]]:
     return chosen
 
 
+def texts(numbers: Sequence[Number | None]) -> tuple[str, ...]:
+    return tuple("" if number is None else str(number) for number in numbers)
+
+
 def rows_of(table: Mapping[str, Sequence[Number | None]]) -> tuple[Row, ...]:
     """Rows of numbers, the best of each column marked."""
     best = best_rows(list(zip(*table.values(), strict=True)))
     return tuple(
         Row(
             name,
-            tuple("" if number is None else str(number) for number in numbers),
+            texts(numbers),
             tuple(column for column, rows in enumerate(best) if index in rows),
         )
         for index, (name, numbers) in enumerate(table.items())

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from array_api_compat import array_namespace
 
 from mergetta.arrays import Array, beside, to_numpy
-from mergetta.errors import MergettaError
-from mergetta.losses.base import Evaluation, Forward, Loss
+from mergetta.losses.base import Evaluation, Forward
+from mergetta.losses.mean_prediction import MeanPredictionLoss
 from mergetta.losses.probabilities import constant, entropy, log_softmax, softmax
 from mergetta.losses.views import colour_and_geometry
 
 
-class Roid(Loss):
-    """State: p̄, the running mean prediction, which tells common predictions from rare ones."""
+class Roid(MeanPredictionLoss):
+    """Samples count by how certain and how rare their prediction is."""
 
     def __init__(self, temperature: float = 1 / 3, momentum: float = 0.9) -> None:
         self.temperature = temperature
         self.momentum = momentum
-        self.mean_prediction: np.ndarray | None = None
 
     def evaluate(self, forward: Forward, images: Array, rng: np.random.Generator) -> Evaluation:
         logits = forward(images)
@@ -40,24 +36,6 @@ class Roid(Loss):
     def observe(self, logits: Array) -> None:
         now = array_namespace(logits).mean(softmax(constant(logits)), axis=0)
         self.mean_prediction = to_numpy(self.momentum * self.prior(logits) + (1 - self.momentum) * now)
-
-    def reset(self) -> None:
-        self.mean_prediction = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self.mean_prediction is None else {"mean_prediction": self.mean_prediction.copy()}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        if "mean_prediction" not in state:
-            return
-        value = np.asarray(state["mean_prediction"])
-        known = value.shape if self.mean_prediction is None else self.mean_prediction.shape
-        if value.ndim != 1 or value.shape != known or not np.isfinite(value).all():
-            raise MergettaError("This state does not fit the ROID loss: its mean prediction.")
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        value = state.get("mean_prediction")
-        self.mean_prediction = None if value is None else np.array(value, dtype=np.float32)
 
 
 def soft_likelihood_ratio(logits: Array) -> Array:

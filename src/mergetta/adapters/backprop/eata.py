@@ -7,7 +7,7 @@ alpha=2000, optimizer="sgd", lr=2.5e-4`. A redundancy far below 1/√classes kee
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from mergetta.adapters.backprop.base import BackpropAdapter
 from mergetta.arrays import Array, beside, to_numpy
 from mergetta.errors import MergettaError
 from mergetta.groups import GroupValues, Vector, check_groups
-from mergetta.losses import Evaluation, Forward, Loss
+from mergetta.losses import Evaluation, Forward
+from mergetta.losses.mean_prediction import MeanPredictionLoss
 from mergetta.losses.probabilities import entropy
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
@@ -54,14 +55,13 @@ class EATA(BackpropAdapter):
         return self.alpha * torch.stack(terms).sum()
 
 
-class CertainAndUncommon(Loss):
-    """State: p̄, the running mean prediction over the samples that were learnt from; none before the first."""
+class CertainAndUncommon(MeanPredictionLoss):
+    """Its mean prediction p̄ is over the samples that were learnt from."""
 
     def __init__(self, redundancy: float, entropy_margin: float, momentum: float = 0.9) -> None:
         self.redundancy = redundancy
         self.entropy_margin = entropy_margin
         self.momentum = momentum
-        self.mean_prediction: np.ndarray | None = None
 
     def evaluate(self, forward: Forward, images: Array, rng: np.random.Generator) -> Evaluation:
         logits = forward(images)
@@ -83,24 +83,6 @@ class CertainAndUncommon(Loss):
         if len(kept):
             now, before = to_numpy(kept.mean(dim=0)), self.mean_prediction
             self.mean_prediction = now if before is None else self.momentum * before + (1 - self.momentum) * now
-
-    def reset(self) -> None:
-        self.mean_prediction = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self.mean_prediction is None else {"mean_prediction": self.mean_prediction.copy()}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        if "mean_prediction" not in state:
-            return
-        value = np.asarray(state["mean_prediction"])
-        known = value.shape if self.mean_prediction is None else self.mean_prediction.shape
-        if value.ndim != 1 or value.shape != known or not np.isfinite(value).all():
-            raise MergettaError("This state does not fit the EATA loss: its mean prediction.")
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        value = state.get("mean_prediction")
-        self.mean_prediction = None if value is None else np.array(value, dtype=np.float32)
 
 
 def estimate_fisher(runtime: TorchRuntime, batches: Iterable[Array]) -> dict[str, Vector]:

@@ -9,7 +9,7 @@ from mergetta.bench.figures import drawing
 from mergetta.bench.reproduce import paper
 from mergetta.bench.reproduce.setting import Records, Setting, per_domain
 from mergetta.bench.runner import Part
-from mergetta.bench.sheets import Drawing, Row, Sheet, rows_of
+from mergetta.bench.sheets import Drawing, Row, Sheet, rows_of, texts
 from mergetta.bench.store import Store
 from mergetta.bench.tables import Number
 
@@ -42,16 +42,12 @@ def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Shee
     theirs = paper.rows(dataset, model, setting.domains)
     forward = {name: numbers for name, numbers in rows.items() if "back-propagation" not in name}
     marked = rows_of(forward)
-    rest = tuple(Row(name, cells_of(numbers)) for name, numbers in rows.items() if name not in forward)
+    rest = tuple(Row(name, texts(numbers)) for name, numbers in rows.items() if name not in forward)
     caption = (
         "Mean over seeds ± standard deviation. Bold: no other forward-only method is better by more than the spread. "
         f"Italics: the paper's numbers, for {model} on {dataset}."
     )
     return [Sheet(caption, columns, (*marked, *rest, *theirs))], [figure(rows)]
-
-
-def cells_of(numbers: list[Number | None]) -> tuple[str, ...]:
-    return tuple("" if number is None else str(number) for number in numbers)
 
 
 def figure(rows: dict[str, list[Number | None]]) -> Drawing:

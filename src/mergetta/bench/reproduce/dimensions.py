@@ -52,17 +52,13 @@ def parts(setting: Setting) -> dict[str, Part]:
 def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Sheet], list[Drawing]]:
     found = list(records["roid"])
     means = averages(found, setting.domains)
+    by_seed = [averages([r for r in found if r["seed"] == seed], setting.domains) for seed in setting.seeds]
     rows, points = [], []
     for name, start in STARTS.items():
         if name not in means or start not in means:
             continue
         dimensions = [record["dimension"] for record in found if record["method"] == name]
-        by_seed = [
-            averages([r for r in found if r["seed"] == seed], setting.domains)[name].mean
-            - averages([r for r in found if r["seed"] == seed], setting.domains)[start].mean
-            for seed in setting.seeds
-        ]
-        gain = number(by_seed)
+        gain = number([means_of[name].mean - means_of[start].mean for means_of in by_seed])
         count = sum(dimensions) / len(dimensions)
         spread = "" if gain.spread is None else f" ± {gain.spread:.2f}"
         rows.append(Row(name, (f"{count:,.0f}", str(means[name]), str(means[start]), f"{gain.mean:+.2f}{spread}")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from mergetta.errors import MergettaError
 
 Records = Mapping[str, Sequence[Record]]
 """What each part of a study measured."""
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

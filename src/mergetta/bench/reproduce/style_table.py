@@ -10,7 +10,7 @@ from mergetta.bench.figures import drawing
 from mergetta.bench.reproduce import paper
 from mergetta.bench.reproduce.setting import Records, Setting, averages
 from mergetta.bench.runner import Part
-from mergetta.bench.sheets import Drawing, Row, Sheet, rows_of
+from mergetta.bench.sheets import Drawing, Row, Sheet, rows_of, texts
 from mergetta.bench.store import Store
 from mergetta.bench.suite import INITIAL, load_suite
 from mergetta.data.sources import open_source
@@ -55,7 +55,7 @@ def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Shee
     means = {count: averages(records[str(count)], c.domains) for count, c in conditions(setting).items()}
     table = {name: [found.get(name) for found in means.values()] for name in METHODS}
     forward = rows_of({name: numbers for name, numbers in table.items() if name != "roid"})
-    bar = Row("roid (back-propagation)", tuple("" if n is None else str(n) for n in table["roid"]))
+    bar = Row("roid (back-propagation)", texts(table["roid"]))
     counts = list(INITIAL)
     theirs = [
         Row(f"{name} (paper)", tuple(str(values[counts.index(c)]) for c in means), paper=True)
