@@ -49,10 +49,12 @@ def linger(marker: Path, cache: Path) -> None:
 
 
 def linger_on(node: str, marker: Path, cache: Path) -> None:
+    """Linger on that node; elsewhere wait until it lingers there, so that both nodes must take a task."""
     import ray
 
     if ray.get_runtime_context().get_node_id() == node:
         linger(marker, cache)
+    await_(marker.exists)
     make("after", cache)
 
 

@@ -34,6 +34,10 @@ ONE_THREAD = dict.fromkeys(
 
 torch, NumPy and OpenCV read these when they are imported.
 """
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""glibc gives no memory back between layers, so large activations are not zeroed by the kernel again and again:
+EfficientNet-lite0 at 224 pixels takes a third of the time."""
+WORKER_ENVIRONMENT = ONE_THREAD | KEEP_MEMORY
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,8 +189,8 @@ class Worker:
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=serve, args=(other,), daemon=True)
         self.ready = False
-        before = {name: os.environ.get(name) for name in ONE_THREAD}
-        os.environ.update(ONE_THREAD)
+        before = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}
+        os.environ.update(WORKER_ENVIRONMENT)
         try:
             self.process.start()
         finally:
@@ -273,7 +277,7 @@ class RayExecutor(Executor):
             if cache / name not in self.shipped:
                 self.shipped[cache / name] = self.ray.put((cache / name).read_bytes())
         files = {name: self.shipped[cache / name] for name in needs}
-        options = {"num_cpus": 1, "max_retries": 0, "runtime_env": {"env_vars": ONE_THREAD}}
+        options = {"num_cpus": 1, "max_retries": 0, "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
         return self.ray.remote(num_returns="streaming", **options)(on_a_node).remote(batch, files)
 
     def next_end(self, places: Iterable[Any], cache: Path) -> tuple[Any, Problem | None]:
