@@ -249,6 +249,15 @@ def test_bad_suites(text: str, sentence: str, tmp_path: Path) -> None:
         load_suite(str(tmp_path / "s.yaml"))
 
 
+@pytest.mark.parametrize("name", ["fashion-bn", "fashion-vit", "cifar10-c", "cifar100-c", "imagenet-c"])
+def test_peers_are_compared_only_when_asked_for(name: str) -> None:
+    suite = load_suite(name)
+    assert "eata" in suite.peers
+    assert "eata" not in suite.restricted().methods
+    assert list(suite.restricted(methods=["source", "eata"]).methods) == ["source", "eata"]
+    assert suite.restricted(methods=["all"]).methods == {**suite.methods, **suite.peers}
+
+
 def test_bad_choices() -> None:
     with pytest.raises(MergettaError, match="no suite 'mnist'"):
         load_suite("mnist")

@@ -88,6 +88,8 @@ class Suite(BaseModel):
     domains: tuple[str, ...] = tuple(CORRUPTIONS)
     experts: dict[str, dict[str, float | int | bool | str]]
     methods: dict[str, MethodSettings] = Field(min_length=1)
+    peers: dict[str, MethodSettings] = Field(default_factory=dict)
+    """Methods that are compared only when asked for."""
 
     @model_validator(mode="after")
     def check(self) -> Suite:
@@ -106,8 +108,10 @@ class Suite(BaseModel):
         samples: int | None = None,
         severity: int | None = None,
     ) -> Suite:
-        """The same suite with fewer methods, samples, or reported domains checked to exist."""
-        chosen = self.methods if not methods else {name: self._known(name, self.methods) for name in methods}
+        """The same suite with other methods (`all`: the peers too), fewer samples, or domains checked to exist."""
+        known = {**self.methods, **self.peers}
+        names = list(methods or self.methods)
+        chosen = known if names == ["all"] else {name: self._known(name, known) for name in names}
         for domain in domains or ():
             if domain not in self.domains:
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(self.domains)}.")
