@@ -8,9 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mergetta import MergettaError
+from mergetta import MergettaError, TorchRuntime, create_adapter
 from mergetta.bench import protocol
-from mergetta.bench.protocol import Cell, cell_key, expert_key, make_expert, pool, run_cell, stored
+from mergetta.bench.protocol import (
+    Cell,
+    cell_key,
+    expert_key,
+    family_of,
+    make_expert,
+    online,
+    pool,
+    run_cell,
+    same_run,
+    stored,
+    target_of,
+)
 from mergetta.bench.report import write_report
 from mergetta.bench.runner import cells_of, run_suite
 from mergetta.bench.store import Store, address, code_digest, home_of, parsed
@@ -247,6 +259,22 @@ def test_bad_suites(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(MergettaError, match=sentence):
         load_suite(str(tmp_path / "s.yaml"))
+
+
+def test_mirrored_predictions_by_hand() -> None:
+    suite = load_suite("fashion-bn").restricted(methods=["bn-stats-mirror"], samples=40)
+    cell = Cell("bn-stats-mirror", None, "fog", 0)
+    (images, labels), runtime = next(iter(target_of(suite, "fog").stream(0, 200))), TorchRuntime(family_of(suite))
+    views = [runtime(view).logits for view in (images, images[:, :, :, ::-1])]
+    p = sum(np.exp(v) / np.exp(v).sum(axis=1, keepdims=True) for v in views)
+    record = online(suite, cell, create_adapter("bn-stats", runtime), runtime)
+    assert record["wrong"] == [np.count_nonzero(p.argmax(axis=1) != labels)]
+    assert record["forwards"] == 2
+
+
+def test_a_mirrored_method_is_not_what_makes_an_expert() -> None:
+    suite = load_suite("fashion-bn").restricted(methods=["roid-mirror"])
+    assert same_run(suite, "roid", "fog", 0) is None
 
 
 @pytest.mark.parametrize("name", ["fashion-bn", "fashion-vit", "cifar10-c", "cifar100-c", "imagenet-c"])

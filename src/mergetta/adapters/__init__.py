@@ -19,6 +19,8 @@ class Method:
     path: str
     needs: str = ""
     """What it must be given beside a runtime: `bundle`, `experts`, `source` (`source_features.py`), or nothing."""
+    source: bool = False
+    """Whether it also makes use of `source` if given, without BatchNorm."""
     prompts: bool = False
     """Whether it moves prompts, which its runtime must then have (`PromptedRuntime`)."""
 
@@ -52,6 +54,7 @@ METHODS: dict[str, Method] = {
     "cola": Method("forward_only.cola:CoLA", needs="experts"),
     "merge": Method("forward_only.merge:Merge", needs="bundle"),
     "zo-merge": Method("forward_only.zo_merge:ZOMerge", needs="bundle"),
+    "zo-merge-plus": Method("forward_only.zo_merge_plus:ZOMergePlus", needs="experts", source=True),
     "tent": Method("backprop.tent:Tent"),
     "deyo": Method("backprop.deyo:DeYO"),
     "roid": Method("backprop.roid:ROID"),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from mergetta.adapters import accepted_options, create_adapter, find_method
+from mergetta.adapters.backprop.base import BackpropAdapter
 from mergetta.adapters.backprop.expert_training import Moments, Training
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.cola import source_expert
@@ -28,6 +29,7 @@ from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import last_blocks
+from mergetta.losses.probabilities import softmax
 from mergetta.merging import LOSS_OF, build_bundle
 from mergetta.merging.recipes import merge_by_recipe
 from mergetta.models.family import Family, load_family
@@ -167,7 +169,7 @@ def same_run(suite: Suite, expert: str, domain: str, seed: int) -> Cell | None:
     """The cell whose method does exactly what makes the expert: same images, same options."""
     if suite.expert_samples is None and suite.expert_batch_size in (None, suite.batch_size):
         for name, settings in suite.methods.items():
-            if settings.adapter == expert and settings.options == suite.experts[expert]:
+            if (settings.adapter, settings.options, settings.mirror) == (expert, suite.experts[expert], None):
                 return Cell(name, None, domain, seed)
     return None
 
@@ -244,12 +246,20 @@ def runtime_of(suite: Suite, settings: MethodSettings, seed: int) -> TorchRuntim
     return OnnxRuntime(model, threads=1)
 
 
-def source_features(suite: Suite) -> SourceFeatures:
-    """Of clean images, for methods that need to know what features looked like at the source."""
-    clean = source_of(suite).clean(STATISTICS)
+def source_features(suite: Suite) -> SourceFeatures | None:
+    """Of clean images, if there are any: for methods that need to know what features looked like at the source."""
+    return features_once(suite.family, suite.checkpoint, suite.data, suite.folder, suite.batch_size)
+
+
+@lru_cache(maxsize=4)
+def features_once(
+    family: str, checkpoint: Path | None, kind: str, folder: Path | None, batch_size: int
+) -> SourceFeatures | None:
+    clean = open_once(kind, folder).clean(STATISTICS)
     if clean is None:
-        raise MergettaError(f"{suite.name} has no clean images, which this method needs.")
-    return measure_source(TorchRuntime(family_of(suite)), (images for images, _ in clean.stream(0, suite.batch_size)))
+        return None
+    runtime = TorchRuntime(with_statistics(family, checkpoint, kind, folder))
+    return measure_source(runtime, (images for images, _ in clean.stream(0, batch_size)))
 
 
 def build(runtime: TorchRuntime | OnnxRuntime, settings: BundleSettings, experts: list[Expert], seed: int) -> Bundle:
@@ -272,9 +282,14 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime | OnnxRuntime, store:
         options = {"seed": cell.seed, **options}
     if needs == "bundle" and "loss" in accepted:
         options = {"loss": LOSS_OF[str(cell.expert)], **options}
-    if needs == "source":
-        options["source"] = source_features(suite)
-    elif needs == "experts":
+    batch_norm = any(group.kind == "batch" for group in runtime.structure)
+    if needs == "source" or (find_method(settings.adapter).source and not batch_norm):
+        features = source_features(suite)
+        if features is not None:
+            options["source"] = features
+        elif needs == "source":
+            raise MergettaError(f"{suite.name} has no clean images, which {settings.adapter} needs.")
+    if needs == "experts":
         known = [] if runtime.statistics is None else [source_expert(runtime)]
         options["experts"] = [*known, *pool(suite, cell, store)]
     elif settings.bundle is not None:
@@ -298,6 +313,13 @@ def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
     return record
 
 
+def with_mirrored(logits: Array, images: Array, adapter: Adapter, runtime: TorchRuntime | OnnxRuntime) -> np.ndarray:
+    """Mean probabilities of a batch and its mirror image; back-propagation learns from the former only."""
+    mirrored = np.ascontiguousarray(images[:, :, :, ::-1])
+    second = runtime(mirrored).logits if isinstance(adapter, BackpropAdapter) else adapter.predict(mirrored)
+    return np.asarray(np.log(softmax(logits) / 2 + softmax(second) / 2 + 1e-12))
+
+
 def online(
     suite: Suite,
     cell: Cell,
@@ -313,6 +335,8 @@ def online(
     for images, labels in target_of(suite, cell.domain).stream(cell.seed, suite.batch_size):
         start = time.perf_counter()
         logits = adapter.predict(images)
+        if suite.methods[cell.method].mirror:
+            logits = with_mirrored(logits, images, adapter, runtime)
         seconds += time.perf_counter() - start
         after(images)
         wrong.append(int(np.count_nonzero(np.argmax(logits, axis=1) != labels)))

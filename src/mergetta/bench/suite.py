@@ -44,6 +44,8 @@ class MethodSettings(BaseModel):
     options: dict[str, float | int | bool | str] = Field(default_factory=dict)
     runtime: Literal["onnx", "int8"] | None = None
     """How the model runs on the device; by default in PyTorch."""
+    mirror: Literal[True] | None = None
+    """Average its predictions with those for the mirrored images: what that alone is worth."""
     pool: int | None = Field(default=None, gt=0)
     """How many experts it is given: of the other domains in random order, then of these at the next lower severity."""
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 QUICK_SAMPLES = 1000
 
 Experts = Annotated[str, typer.Option(help="How the experts are made: `roid` or `deyo`.")]
-Methods = Annotated[str | None, typer.Option(help="Only these methods, separated by commas; all: the suite's peers too.")]
+Methods = Annotated[
+    str | None, typer.Option(help="Only these methods, separated by commas; all: the suite's peers too.")
+]
 Domains = Annotated[str | None, typer.Option(help="Only these target domains, separated by commas.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Images per domain (default: all of the suite's).")]

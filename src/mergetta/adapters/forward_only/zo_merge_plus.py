@@ -1,0 +1,266 @@
+"""Our own method: find out by forward passes which experts fit the stream, mix those, and look at every image twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from mergetta.adapters.base import Adapter, check_family, entry
+from mergetta.adapters.forward_only.cola import distance
+from mergetta.adapters.forward_only.source_features import check_source
+from mergetta.arrays import Array, beside, to_numpy
+from mergetta.errors import MergettaError
+from mergetta.expert import Expert
+from mergetta.groups import Vector, check_groups
+from mergetta.losses.probabilities import softmax
+from mergetta.runtimes.base import Output, Runtime
+
+HELD = 64
+"""Images of the stream that every candidate is shown, and that decide between the mixture and the source model."""
+PRIOR = 16
+"""Images that stored statistics count for, where a batch is small."""
+MEMORY = 0.8
+"""Share of the past in the stream's statistics after the stem."""
+
+
+class ZOMergePlus(Adapter):
+    """θ = θ₀ + Σ w_m τ_m: one weight per expert, and what is left for the source model.
+
+    - **Similarity** starts the weights: how near each expert's statistics after the stem are to the stream's (CoLA).
+    - **Probe**: each expert, the source model and the mixture by similarity are shown the same first images, a few of
+      them per batch, the most similar first. w = softmax(score / temperature) over these candidates;
+      score = entropy of the mean prediction − mean entropy: sure of each image, varied over all.
+    - **Guard**, for BatchNorm: the source model as it was, with its stored statistics, keeps the stream if its score is
+      higher, asked before and after the probe; and any batch whose predictions are more one-sided than chance
+      allows, because the statistics of one class are no normalisation for it. (The test takes classes to be equally
+      frequent; for a stream in which they never are, `guard=False`.)
+    - **Mirror**: predictions are averaged with those for the mirrored image.
+    - **Alignment**, without BatchNorm and if `source` is given (`measure_source`): the classifier's input gets the mean
+      and std that it had at the source.
+
+    At most three forward passes per batch; two when settled, one with `mirror=False`. When the statistics after the
+    stem jump, it starts anew.
+
+    >>> adapter = ZOMergePlus(runtime, experts)   # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        experts: Sequence[Expert],
+        source: Sequence[Vector] | None = None,
+        temperature: float = 0.01,
+        similarity: bool = True,
+        probe: bool = True,
+        guard: bool = True,
+        mirror: bool = True,
+        align: bool = True,
+        shift_threshold: float | None = None,
+    ) -> None:
+        super().__init__(runtime)
+        experts = [expert for expert in experts if expert.domain != "source"]
+        if not experts:
+            raise MergettaError("zo-merge-plus needs at least one expert.")
+        for expert in experts:
+            check_family(runtime, expert.family, f"The expert {expert.domain!r}")
+            check_groups(expert.groups, runtime.groups, f"The expert {expert.domain!r}")
+        if not temperature > 0:
+            raise MergettaError(f"temperature must be positive, not {temperature}.")
+        self.tasks = {
+            name: np.stack([*(expert.groups[name] - base for expert in experts), np.zeros_like(base)])
+            for name, base in runtime.groups.items()
+        }
+        """(M + 1, D) each; the last row is the source model's, which moves nothing."""
+        self.size = len(experts) + 1
+        self.batch_norm = any(group.kind == "batch" for group in runtime.structure)
+        self.statistics = known_statistics([*experts, runtime]) if similarity else None
+        self.source = check_source(runtime, source) if source is not None and align and not self.batch_norm else None
+        self.temperature, self.probe, self.mirror = temperature, probe, mirror
+        self.guard = guard and self.batch_norm
+        self.most = np.log(min(HELD, len(runtime.classifier.bias)))
+        self.shift_threshold = (0.2 if self.batch_norm else 0.1) if shift_threshold is None else shift_threshold
+        self.reset()
+
+    def reset(self) -> None:
+        self.running: np.ndarray | None = None
+        """Statistics of the stream after the stem."""
+        self.held: np.ndarray | None = None
+        """The images that candidates are shown."""
+        self.candidates = np.eye(self.size)
+        """Weights to try, in this order; put in order by the first batch."""
+        self.seen = np.empty((0, 2))
+        """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images."""
+        self.credit = 0
+        """Images that may be shown."""
+        self.tallies = np.zeros((2, 1 + len(self.runtime.classifier.bias)))
+        """Sum of entropies, then of predictions, of the mixture and of the source model as it was."""
+        self.stay: bool | None = None if self.guard else False
+        """Whether the source model keeps the stream; None: not yet known."""
+        self.final = not self.guard
+        """Whether that has been asked again after the probe."""
+
+    @property
+    def weights(self) -> Vector:
+        """Of each expert, and of the source model at the end."""
+        if not len(self.seen):
+            return np.full(self.size, 1 / self.size) if self.running is None else self.candidates[0]
+        mean, each = self.seen.T
+        balanced = np.median(mean) > 0.5 * self.most  # if not, the classes come one by one, and variety means error
+        return soften((balanced * mean - each) / self.temperature) @ self.candidates[: len(self.seen)]
+
+    @property
+    def probed(self) -> bool:
+        return not self.probe or len(self.seen) == len(self.candidates)
+
+    @property
+    def settled(self) -> bool:
+        return self.probed and self.final
+
+    def predict(self, images: Array, adapt: bool = True) -> Array:
+        """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
+        before = self.runtime.forwarded
+        asked = adapt and self.guard and (self.stay is None or (self.probed and not self.final))
+        source: Output | None = None
+        if asked or (adapt and self.running is None):
+            source = self._forward(images, self.alone, stored=True)
+            self._follow(source, len(images))
+        elif adapt and not self.probed:
+            self._probe(len(images))
+        stored = bool(self.stay) and not asked
+        weights = self.alone if stored else self.weights
+        output = self._forward(images, weights, stored)
+        p = self._probabilities(output)
+        if adapt and source is None:
+            self._follow(output, len(images))
+        sorted_classes = self.guard and not stored and one_sided(p)
+        if adapt and not sorted_classes:
+            self._hold(to_numpy(images))
+            if asked and source is not None:
+                self._judge(p, self._probabilities(source))
+        if sorted_classes or (asked and self.stay is not False):
+            weights, stored = self.alone, True
+            p = self._probabilities(source or self._forward(images, weights, stored))
+        if self.mirror and self.runtime.forwarded - before <= 2 * len(images):
+            mirrored = array_namespace(images).flip(images, axis=3)
+            p = (p + self._probabilities(self._forward(mirrored, weights, stored))) / 2
+        return beside(np.log(np.maximum(p, 1e-12)), output.logits)
+
+    @property
+    def alone(self) -> Vector:
+        """The weights of the source model."""
+        return np.append(np.zeros(self.size - 1), 1.0)
+
+    def _forward(self, images: Array, weights: Vector, stored: bool = False) -> Output:
+        w = weights.astype(np.float32)
+        self.runtime.load({name: base + w @ self.tasks[name] for name, base in self.runtime.groups.items()})
+        small = PRIOR / (PRIOR + len(images)) if self.batch_norm and len(images) < HELD / 2 else 0.0
+        return self.runtime(images, source_statistics=1.0 if stored else small)
+
+    def _probabilities(self, output: Output) -> np.ndarray:
+        p = np.asarray(softmax(to_numpy(output.logits)), dtype=np.float64)
+        if self.source is None or entropy(p.mean(axis=0)) < 0.5 * np.log(min(p.shape)):  # as for `balanced`
+            return p
+        features = to_numpy(output.features).astype(np.float64)
+        trust = len(features) / (len(features) + PRIOR)
+        mean, std = features.mean(axis=0), features.std(axis=0)
+        moved = (features - mean) * ((self.source.std + 1e-3) / (std + 1e-3)) ** trust
+        weight, bias = self.runtime.classifier
+        return np.asarray(softmax((moved + mean + trust * (self.source.mean - mean)) @ weight.T + bias))
+
+    def _follow(self, output: Output, images: int) -> None:
+        """Take in the statistics after the stem, which no weights change. After a jump all starts anew."""
+        now = to_numpy(output.statistics)
+        if self.running is not None and images >= HELD and distance(self.running, now) > self.shift_threshold:
+            self.reset()
+        self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
+        if not len(self.seen):
+            first = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
+            if self.statistics is not None:
+                first = soften(1 / (distance(self.statistics, self.running) + 1e-4) / 5)  # CoLA's weights
+            self.candidates = np.vstack([first, np.eye(self.size)[np.argsort(-first, kind="stable")]])
+
+    def _hold(self, images: np.ndarray) -> None:
+        if self.held is None or len(self.held) < HELD:
+            self.held = np.concatenate([*([] if self.held is None else [self.held]), images])[:HELD].copy()
+
+    def _probe(self, images: int) -> None:
+        """Show the held images to as many candidates as one forward pass over the batch would cost."""
+        if self.held is None or len(self.held) < HELD:
+            return
+        self.credit = min(self.credit + images, max(images, HELD))
+        while self.credit >= HELD and not self.probed:
+            self.credit -= HELD
+            p = self._probabilities(self._forward(self.held, self.candidates[len(self.seen)]))
+            self.seen = np.vstack([self.seen, [entropy(p.mean(axis=0)), entropy(p).mean()]])
+
+    def _judge(self, mixture: np.ndarray, source: np.ndarray) -> None:
+        """Compare the mixture with the source model as it was, on as many images as are held."""
+        self.tallies += [np.append(entropy(p).sum(), p.sum(axis=0)) for p in (mixture, source)]
+        images = self.tallies[0, 1:].sum()
+        if images >= HELD - 0.5:  # probabilities add up to 1 but for rounding
+            scores = entropy(self.tallies[:, 1:] / images) - self.tallies[:, 0] / images
+            self.stay = bool(scores[0] < scores[1])
+            self.final = self.probed
+            self.tallies[:] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        known = {"running": self.running, "held": self.held}
+        return {
+            "stay": -1 if self.stay is None else int(self.stay),
+            "final": int(self.final),
+            "credit": self.credit,
+            "candidates": self.candidates.copy(),
+            "seen": self.seen.copy(),
+            "tallies": self.tallies.copy(),
+            **{name: np.array(value) for name, value in known.items() if value is not None},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        stay, final, credit = (int(entry(state, name)) for name in ("stay", "final", "credit"))
+        candidates, seen, tallies = (np.array(entry(state, name)) for name in ("candidates", "seen", "tallies"))
+        running, held = (None if name not in state else np.array(state[name]) for name in ("running", "held"))
+        fits = (
+            candidates.shape[1:] == (self.size,)
+            and seen.shape[1:] == (2,)
+            and len(seen) <= len(candidates)
+            and tallies.shape == self.tallies.shape
+            and (running is None or (running.ndim, len(running)) == (2, 2))
+            and (held is None or held.ndim == 4)
+        )
+        if not fits or not all(np.isfinite(value).all() for value in (candidates, tallies)):
+            raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
+        self.stay, self.final, self.credit = None if stay < 0 else bool(stay), bool(final), credit
+        self.candidates, self.seen, self.tallies, self.running, self.held = candidates, seen, tallies, running, held
+
+
+def entropy(p: np.ndarray) -> np.ndarray:
+    return np.asarray(-(p * np.log(np.maximum(p, 1e-12))).sum(axis=-1))
+
+
+def soften(exponents: Vector) -> Vector:
+    exponents = np.nan_to_num(exponents, nan=-np.inf)
+    weights = np.exp(exponents - exponents.max()) if np.isfinite(exponents.max()) else np.ones(len(exponents))
+    return np.asarray(weights / weights.sum())
+
+
+def one_sided(p: np.ndarray) -> bool:
+    """Whether chance alone would hardly make predictions so uneven: a likelihood-ratio test against equal classes."""
+    images, classes = p.shape
+    excess = 2 * images * (np.log(classes) - float(entropy(p.mean(axis=0))))
+    freedom = classes - 1
+    return bool(excess > freedom + 3 * np.sqrt(2 * freedom))
+
+
+def known_statistics(members: Sequence[Expert | Runtime]) -> np.ndarray | None:
+    """(M + 1, 2, C) after the stem; NaN for those who have none. None if nobody has."""
+    found = [member.statistics for member in members]
+    shapes = {value.shape for value in found if value is not None}
+    if len(shapes) > 1:
+        raise MergettaError("The experts have feature statistics of different sizes.")
+    if not shapes:
+        return None
+    nothing = np.full(shapes.pop(), np.nan)
+    return np.stack([nothing if value is None else value for value in found])

@@ -1,0 +1,225 @@
+"""zo-merge-plus: its parts by hand, its cost, and what it promises on real images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mergetta import Expert, MergettaError, OnnxRuntime, TorchRuntime, load_family
+from mergetta.adapters.forward_only.source_features import SourceFeatures
+from mergetta.adapters.forward_only.zo_merge_plus import HELD, ZOMergePlus, one_sided
+from mergetta.bench.protocol import load_domain
+from mergetta.groups import Group
+from mergetta.losses.probabilities import softmax
+from mergetta.runtimes.base import Classifier, Output
+from mergetta.runtimes.export import to_onnx
+
+CLASSES = 4
+
+
+class Confidence:
+    """A model whose only weight says how sure it is: logits = weight × the image's first pixels."""
+
+    family = ""
+    statistics = None
+
+    def __init__(self, kind: str = "layer") -> None:
+        self.groups = {"g": np.ones(1, np.float32)}
+        self.structure = (Group("g", 1, 0, kind),)
+        self.classifier = Classifier(np.eye(CLASSES, dtype=np.float32), np.zeros(CLASSES, np.float32))
+        self.current = self.groups
+        self.forwarded = 0
+        self.shares: list[float | None] = []
+
+    def load(self, groups: Any) -> None:
+        self.current = groups
+
+    def __call__(self, images: np.ndarray, source_statistics: float | None = None) -> Output:
+        self.forwarded += len(images)
+        self.shares.append(source_statistics)
+        features = self.current["g"] * images[:, 0, 0]
+        return Output(features, features, np.stack([images.mean((0, 2, 3)), images.var((0, 2, 3)) + 1]))
+
+
+def expert(value: float, statistics: np.ndarray | None = None) -> Expert:
+    return Expert({"g": np.array([value], np.float32)}, "", f"value {value}", statistics)
+
+
+@pytest.fixture
+def evenly() -> np.ndarray:
+    """Each class in turn; the model is right when sure. A mirrored image is of another class."""
+    images = np.zeros((2 * HELD, 1, CLASSES, CLASSES), np.float32)
+    images[np.arange(2 * HELD), 0, 0, np.arange(2 * HELD) % CLASSES] = 1
+    return images
+
+
+def test_probe_by_hand(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1, mirror=False)
+    for _ in range(3):
+        adapter.predict(evenly)
+    assert adapter.settled
+
+    def score(scale: float) -> float:
+        p = np.exp(scale * np.eye(CLASSES)[0])
+        p /= p.sum()
+        return float(np.log(CLASSES) + (p * np.log(p)).sum())
+
+    # shown in this order: the uniform mixture of the experts (1.25), then the experts, then the source model (1)
+    exponents = np.array([score(1.25), score(2.0), score(0.5), score(1.0)]) / 0.1
+    shares = np.exp(exponents) / np.exp(exponents).sum()
+    np.testing.assert_allclose(
+        adapter.weights, [shares[0] / 2 + shares[1], shares[0] / 2 + shares[2], shares[3]], atol=1e-6
+    )
+    scale = adapter.weights @ [2.0, 0.5, 1.0]
+    np.testing.assert_allclose(
+        np.exp(adapter.predict(evenly)), softmax(scale * evenly[:, 0, 0]), rtol=1e-5
+    )  # one view, one model
+
+
+def test_similarity_by_hand(evenly: np.ndarray) -> None:
+    runtime = Confidence()
+    near, far = np.array([[0.0625], [1.1]]), np.array([[3.0], [1.0]])
+    adapter = ZOMergePlus(runtime, [expert(2.0, far), expert(0.5, near)], probe=False)
+    adapter.predict(evenly)
+    assert adapter.settled
+    assert adapter.weights[1] > 0.99
+    assert adapter.weights[2] == 0  # the source model has no statistics here
+
+
+def test_mirrored_images_are_predicted_alike(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence(), [expert(2.0)])
+    adapter.predict(evenly)
+    flipped = evenly[:, :, :, ::-1].copy()
+    np.testing.assert_array_equal(adapter.predict(evenly, adapt=False), adapter.predict(flipped, adapt=False))
+
+
+@pytest.mark.parametrize("kind", ["layer", "batch"])
+@pytest.mark.parametrize(("mirror", "settled"), [(True, 2), (False, 1)])
+def test_passes(kind: str, mirror: bool, settled: int, evenly: np.ndarray) -> None:
+    runtime = Confidence(kind)
+    adapter = ZOMergePlus(runtime, [expert(1 + i / 10) for i in range(9)], mirror=mirror)
+    counts = []
+    for _ in range(9):
+        before = runtime.forwarded
+        adapter.predict(evenly)
+        counts.append((runtime.forwarded - before) / len(evenly))
+    assert max(counts) <= 3
+    assert adapter.settled
+    assert counts[-1] == settled
+    runtime.forwarded = 0
+    adapter.predict(evenly, adapt=False)
+    assert runtime.forwarded == settled * len(evenly)
+
+
+def test_one_class_at_a_time_is_left_to_the_source_model(evenly: np.ndarray) -> None:
+    runtime = Confidence("batch")
+    adapter = ZOMergePlus(runtime, [expert(9.0)], mirror=False)
+    alone = np.repeat(evenly[:1], 100, axis=0)
+    for _ in range(3):
+        runtime.shares.clear()
+        assert np.exp(adapter.predict(alone)) == pytest.approx(softmax(alone[:, 0, 0]), rel=1e-5)
+        assert runtime.shares == [1.0, 0.0]  # the source model as it was, and what the batch's own statistics give
+    assert adapter.held is None
+    assert adapter.stay is None
+
+
+def test_a_jump_starts_anew(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence(), [expert(2.0)])
+    for _ in range(4):
+        adapter.predict(evenly)
+    assert adapter.settled
+    adapter.predict(evenly + 5)
+    assert not adapter.settled
+    assert not len(adapter.seen)
+    np.testing.assert_array_equal(adapter.held, evenly[:HELD] + 5)
+
+
+def test_alignment_by_hand(evenly: np.ndarray) -> None:
+    source = SourceFeatures(np.full(CLASSES, 2.0), np.full(CLASSES, 0.3))
+    adapter = ZOMergePlus(Confidence(), [expert(1.0)], source=source, mirror=False, probe=False)
+    x = evenly[:, 0, 0].astype(np.float64)
+    trust = len(x) / (len(x) + 16)
+    scale = (0.301 / (x.std(axis=0) + 1e-3)) ** trust
+    expected = (x - x.mean(axis=0)) * scale + x.mean(axis=0) + trust * (2.0 - x.mean(axis=0))
+    np.testing.assert_allclose(np.exp(adapter.predict(evenly)), softmax(expected), rtol=1e-5)
+
+
+def test_one_sided() -> None:
+    even = np.tile(np.eye(10), (20, 1))
+    assert not one_sided(even)
+    assert one_sided(np.eye(10)[np.zeros(200, int)])
+    assert one_sided(np.eye(10)[np.arange(200) % 2])
+    assert not one_sided(np.eye(10)[:1])  # of one image nothing can be said
+    rng = np.random.default_rng(0)
+    chance = [one_sided(np.eye(10)[rng.integers(10, size=200)]) for _ in range(200)]
+    assert np.mean(chance) < 0.02
+
+
+def test_what_is_refused(evenly: np.ndarray) -> None:
+    runtime = Confidence()
+    with pytest.raises(MergettaError, match="at least one expert"):
+        ZOMergePlus(runtime, [])
+    with pytest.raises(MergettaError, match="temperature must be positive"):
+        ZOMergePlus(runtime, [expert(1.0)], temperature=0)
+    with pytest.raises(MergettaError, match="different sizes"):
+        ZOMergePlus(runtime, [expert(1.0, np.ones((2, 1))), expert(2.0, np.ones((2, 3)))])
+
+
+def test_an_expert_that_breaks_the_model_gets_no_weight(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence(), [expert(2.0), expert(3e38)], mirror=False)
+    with np.errstate(all="ignore"):
+        for _ in range(3):
+            logits = adapter.predict(evenly * 10)
+    assert np.isfinite(logits).all()
+    assert adapter.weights[1] == 0
+
+
+@pytest.fixture(scope="module")
+def subject() -> ZOMergePlus:
+    runtime = TorchRuntime(load_family("fashion-bn"))
+    rng = np.random.default_rng(0)
+    experts = [
+        Expert({n: v + 0.02 * rng.normal(size=v.shape) for n, v in runtime.groups.items()}, runtime.family, f"{i}")
+        for i in range(3)
+    ]
+    return ZOMergePlus(runtime, experts)
+
+
+class TestOnRealImages:
+    def errors(self, adapter: ZOMergePlus, images: np.ndarray, labels: np.ndarray, size: int) -> tuple[float, float]:
+        """Of the adapter, and of the source model."""
+        adapter.reset()
+        wrong = source = 0
+        for i in range(0, len(images), size):
+            x, y = images[i : i + size], labels[i : i + size]
+            wrong += np.count_nonzero(adapter.predict(x).argmax(axis=1) != y)
+            adapter.runtime.load(adapter.runtime.groups)
+            source += np.count_nonzero(adapter.runtime(x, source_statistics=1.0).logits.argmax(axis=1) != y)
+        return wrong / len(images), source / len(images)
+
+    @pytest.mark.parametrize(("order", "size"), [("sorted", 100), ("stream", 8), ("stream", 1)])
+    def test_no_worse_than_source(self, order: str, size: int, subject: ZOMergePlus) -> None:
+        images, labels = (
+            np.asarray(part)
+            for part in next(iter(load_domain("fashion", None, "jpeg_compression", 5, 0, 400).stream(0, 400)))
+        )
+        chosen = np.argsort(labels, kind="stable") if order == "sorted" else np.arange(100)
+        mine, source = self.errors(subject, images[chosen], labels[chosen], size)
+        assert mine <= source + 0.01
+
+    def test_onnx_gives_the_same_numbers(self, subject: ZOMergePlus) -> None:
+        family = load_family("fashion-bn")
+        device = OnnxRuntime(to_onnx(family).SerializeToString(), threads=1)
+        experts = [
+            Expert({n: subject.runtime.groups[n] + t[i] for n, t in subject.tasks.items()}, family.fingerprint, str(i))
+            for i in range(3)
+        ]
+        other = ZOMergePlus(device, experts)
+        subject.reset()
+        images, _ = next(iter(load_domain("fashion", None, "fog", 5, 0, 100).stream(0, 100)))
+        for _ in range(3):
+            np.testing.assert_allclose(
+                np.exp(subject.predict(images)), np.exp(other.predict(np.asarray(images))), atol=2e-3
+            )
