@@ -62,6 +62,7 @@ METHODS: dict[str, Method] = {
     "sar": Method("backprop.sar:SAR"),
     "cotta": Method("backprop.cotta:CoTTA"),
     "rmt": Method("backprop.rmt:RMT"),
+    "hybrid": Method("backprop.hybrid:Hybrid", needs="bundle"),
     "adamerging": Method("backprop.adamerging:AdaMerging", needs="experts"),
 }
 

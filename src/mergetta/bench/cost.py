@@ -157,6 +157,10 @@ def torch_variant(variant: str, model: str, threads: int) -> Variant:
     runtime = TorchRuntime(family_of(model))
     if variant == "inference":
         return runtime, lambda: runtime.forwarded
+    if variant.startswith("hybrid-"):  # and how many layers learn
+        layers = int(variant.removeprefix("hybrid-"))
+        hybrid = create_adapter("hybrid", runtime, bundle=some_bundle(runtime), layers=layers)
+        return hybrid.predict, lambda: runtime.forwarded
     predict = adapting(runtime, variant) if variant in FORWARD_ONLY else create_adapter(variant, runtime).predict
     return predict, lambda: runtime.forwarded
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mergetta.cli.run import Authorities, Token
+from mergetta.errors import MergettaError
 
 if TYPE_CHECKING:
     from mergetta.device.hub_client import HubClient
@@ -23,7 +24,11 @@ def command(
     images: Annotated[str, typer.Argument(help="FILE.npz, a folder of images, or `fashion:fog@5` for embedded ones.")],
     out: Annotated[Path, typer.Option(help="The expert file to write.")],
     family: Annotated[str, typer.Option(help="An embedded family, or the path of a checkpoint.")] = "fashion-bn",
-    method: Annotated[str, typer.Option(help="`roid`, `deyo` or `tent`.")] = "roid",
+    method: Annotated[str, typer.Option(help="`roid`, `deyo`, `tent`, or `hybrid` (with --bundle).")] = "roid",
+    bundle: Annotated[Path | None, typer.Option(help="The bundle that `hybrid` starts from.")] = None,
+    memory_budget: Annotated[
+        float | None, typer.Option(min=1, help="Megabytes that `hybrid` may take: so many layers learn.")
+    ] = None,
     domain: Annotated[str | None, typer.Option(help="What to call the domain (default: after the images).")] = None,
     optimizer: Annotated[str, typer.Option(help="`adam` or `sgd` (Nesterov).")] = "sgd",
     lr: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 1e-3,
@@ -35,9 +40,12 @@ def command(
 ) -> None:
     """Adapt a model to unlabelled images by back-propagation, and save what is worth sharing as an expert.
 
+    With little memory, `--method hybrid --bundle B --memory-budget MB` back-propagates through as many of the last norm
+    layers as fit (measured first), and tunes the merge of the others by forward passes.
+
     Example: `mergetta adapt fashion:fog@5 --out fog.safetensors`
     """
-    from mergetta.adapters.backprop.expert_training import train_expert
+    from mergetta.adapters.backprop.expert_training import Training
     from mergetta.data.images import load_images
     from mergetta.data.streams import as_input
     from mergetta.models.family import load_family
@@ -58,13 +66,39 @@ def command(
         as_input(pixels[order[start : start + batch_size]])
         for start in track(starts, description=f"adapting by {method}", transient=True)
     )
+    options: dict[str, Any] = {"optimizer": optimizer, "lr": lr}
+    if method == "hybrid":
+        options |= hybrid_options(bundle, memory_budget, source, batch_size)
+    elif bundle is not None or memory_budget is not None:
+        raise MergettaError("--bundle and --memory-budget are for --method hybrid.")
     name = domain or Path(images.rpartition(":")[2].removesuffix(".npz")).name
-    expert = train_expert(runtime, batches, method, name, seed, optimizer=optimizer, lr=lr)
+    training = Training(runtime, method, seed, **options)
+    training.provenance["options"] = {key: value for key, value in options.items() if key != "bundle"}
+    for batch in batches:
+        training.adapter.predict(batch)
+        training.observe(batch)
+    expert = training.expert(name)
     expert.save(out)
     Console().print(f"{out}: expert {name!r} of {runtime.family}, {len(pixels)} images, {out.stat().st_size:,} bytes")
     if client is not None:
         known = share(client, expert, runtime, source)
         Console().print(f"{hub}: {known.get('state', 'taken')}, as {known.get('id', '')[:12]}", highlight=False)
+
+
+def hybrid_options(bundle: Path | None, memory_budget: float | None, source: Family, batch_size: int) -> dict[str, Any]:
+    from mergetta.bundle import Bundle
+
+    if bundle is None:
+        raise MergettaError("--method hybrid starts from a merge: give --bundle FILE.")
+    options: dict[str, Any] = {"bundle": Bundle.load(bundle, source.fingerprint)}
+    if memory_budget is not None:
+        from mergetta.bench.budget import layers_within
+
+        console = Console()
+        with console.status("measuring memory"):
+            options["layers"] = layers_within(source, memory_budget, batch_size, console.print)
+        console.print(f"{options['layers']} layers learn by back-propagation", highlight=False)
+    return options
 
 
 def share(client: HubClient, expert: Expert, runtime: TorchRuntime, source: Family) -> dict[str, Any]:

@@ -1,0 +1,127 @@
+"""Between the paper's method and back-propagation: gradients for the last norm layers, forward passes for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergetta.adapters.backprop.base import BackpropAdapter
+from mergetta.adapters.base import check_family, entry
+from mergetta.arrays import Array, to_numpy
+from mergetta.bundle import Bundle
+from mergetta.errors import MergettaError
+from mergetta.groups import Group, Vector, check_groups
+from mergetta.losses import Roid
+from mergetta.losses.roid import correct_prior
+from mergetta.runtimes.torch_runtime import TorchRuntime
+from mergetta.seeds import generator
+from mergetta.zeroth_order.spsa import apply, probe
+
+
+class Hybrid(BackpropAdapter):
+    """Starts from the merge; the last `layers` norm layers learn as in ROID, by back-propagation that stops at the
+    first of them, so that no activation before it is kept; the coefficients of the layers before move as in
+    `zo-merge`, with the same loss. 0 layers: the paper's method. All of them: ROID from the merge.
+
+    `layers_within` (mergetta.bench.budget) measures how many fit a budget of memory.
+    """
+
+    def __init__(
+        self,
+        runtime: TorchRuntime,
+        bundle: Bundle,
+        layers: int = 1,
+        zo_lr: float = 5e-3,
+        delta: float = 1.0,
+        clamp: float = 5.0,
+        source_share: float = 0.01,
+        optimizer: str = "sgd",
+        **options: Any,
+    ) -> None:
+        check_family(runtime, bundle.family, "The bundle")
+        check_groups(bundle.base, runtime.groups, "The bundle")
+        learning = last_layers(runtime.structure, layers)
+        self.bundle = replace(bundle, frozen=tuple({*bundle.frozen, *learning}))
+        self.start = bundle.merge()
+        self.zo_lr, self.delta, self.clamp, self.source_share = zo_lr, delta, clamp, source_share
+        others = [name for name in runtime.groups if name not in learning]
+        super().__init__(runtime, Roid(), optimizer=optimizer, frozen=others, **options)
+
+    def reset(self) -> None:
+        self.point: Vector = self.bundle.flatten()
+        """The coefficients that move, as one vector."""
+        if self.learnt:
+            super().reset()
+        else:
+            self.optimizer = torch.optim.SGD([torch.zeros(0, requires_grad=True)])  # it wants something
+            self.steps = self.skipped = 0
+            self.loss.reset()
+        self.runtime.load(self.start)
+
+    def predict(self, images: Array) -> Array:
+        x, step = self.runtime.tensor(images), self.steps
+        if self.learnt:
+            logits = super().predict(x)
+        else:
+            logits = self._forward(x)
+            self.steps += 1
+        if self.point.size:
+            self._tune(x, step)
+        if not self.learnt:
+            self.loss.observe(logits)
+        return logits if isinstance(images, Tensor) else to_numpy(logits)
+
+    def _tune(self, images: Tensor, step: int) -> None:
+        def loss(point: Vector) -> float:
+            self._load(point)
+            views = generator(self.seed, step, "views")
+            return float(self.loss.evaluate(self._forward, images, views).value)
+
+        found = probe(loss, self.point, self.bundle.sizes, self.seed, step, self.delta, self.clamp)
+        self.point = apply(self.point, self.bundle.sizes, found, self.zo_lr)
+        self._load(self.point)
+
+    def _load(self, point: Vector) -> None:
+        current = {name: p.numpy(force=True).reshape(-1) for name, p in self.learnt.items()}
+        self.runtime.load({**self.bundle.merge(point), **current})
+
+    def _forward(self, images: Tensor, gradient: bool = False) -> Tensor:
+        logits: Tensor = self.runtime(images).logits
+        return logits
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            for name, parameter in self.learnt.items():
+                start = torch.from_numpy(self.start[name]).to(parameter.device).view(parameter.shape)
+                parameter.lerp_(start, self.source_share)
+
+    def returned(self, logits: Tensor) -> Tensor:
+        return correct_prior(logits)  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "point": self.point.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        point = np.array(entry(state, "point"), dtype=np.float64)
+        if point.shape != self.point.shape or not np.isfinite(point).all():
+            raise MergettaError("This state does not fit the bundle: its coefficients.")
+        super().load_state_dict(state)
+        self.point = point
+
+
+def last_layers(structure: Sequence[Group], count: int) -> tuple[str, ...]:
+    """Names of the groups of the last `count` norm layers.
+
+    >>> last_layers([Group(name, 4, 0, "layer") for name in ("a.weight", "a.bias", "b.weight", "b.bias")], 1)
+    ('b.weight', 'b.bias')
+    """
+    layers = list(dict.fromkeys(group.name.rpartition(".")[0] for group in structure))
+    if not 0 <= count <= len(layers):
+        raise MergettaError(f"layers must be 0 to {len(layers)} for this model, not {count}.")
+    chosen = set(layers[len(layers) - count :])
+    return tuple(group.name for group in structure if group.name.rpartition(".")[0] in chosen)
