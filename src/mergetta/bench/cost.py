@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mergetta.adapters import METHODS, create_adapter, find_method
 from mergetta.adapters.forward_only.zo_merge import ZOMerge
 from mergetta.bundle import Bundle
 from mergetta.expert import Expert
@@ -28,7 +29,7 @@ from mergetta.merging import build_bundle
 from mergetta.runtimes.base import Runtime
 
 ONNX = ("deployed", "inference", "adapting", "two-forward", "settled", "int8-inference", "int8-adapting")
-FORWARD_ONLY = ("cola", "adapting", "adapting-roid")
+FORWARD_ONLY = ("adapting", "adapting-roid")
 TORCH = ("inference", "adapting", "tent", "deyo", "roid")
 MODELS: dict[str, dict[str, Any]] = {
     "fashion-bn": {"batches": (64, 200)},
@@ -109,13 +110,20 @@ def some_bundle(runtime: Runtime) -> Bundle:
 
 
 def adapting(runtime: Runtime, variant: str) -> Predict:
-    """A forward-only method: CoLA, or the paper's with the loss named (`adapting-roid`; by default entropy)."""
-    if variant == "cola":
-        from mergetta.adapters.forward_only.cola import CoLA
-
-        return CoLA(runtime, some_experts(runtime)).predict
-    loss = variant.partition("-")[2] or "entropy"
-    return ZOMerge(runtime, some_bundle(runtime), loss=loss, keep_history=10).predict
+    """A method by its name, with what it needs; or the paper's with the loss named (`adapting-roid`; else entropy)."""
+    name, _, detail = variant.partition("-") if variant.startswith(("adapting", "hybrid")) else (variant, "", "")
+    if name == "adapting":
+        return ZOMerge(runtime, some_bundle(runtime), loss=detail or "entropy", keep_history=10).predict
+    needs = find_method(name).needs
+    options: dict[str, Any] = {"layers": int(detail)} if name == "hybrid" and detail else {}
+    if needs == "bundle":
+        options["bundle"] = some_bundle(runtime)
+    elif needs == "experts":
+        options["experts"] = some_experts(runtime)
+    elif needs == "source":
+        width = runtime.classifier.weight.shape[1]
+        options["source"] = np.zeros(width), np.ones(width)
+    return create_adapter(name, runtime, **options).predict
 
 
 def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
@@ -136,7 +144,7 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     kind = variant.removeprefix("int8-")
     if kind == "inference":
         return runtime, lambda: runtime.forwarded
-    if kind in FORWARD_ONLY:
+    if kind in FORWARD_ONLY or kind in METHODS:
         return adapting(runtime, kind), lambda: runtime.forwarded
     sides = 1 if kind == "two-forward" else 2
     adapter = ZOMerge(runtime, some_bundle(runtime), loss="entropy", sides=sides, keep_history=10)
@@ -150,19 +158,15 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
 def torch_variant(variant: str, model: str, threads: int) -> Variant:
     import torch
 
-    from mergetta.adapters import create_adapter
+    from mergetta.runtimes.prompted import PromptedRuntime
     from mergetta.runtimes.torch_runtime import TorchRuntime
 
     torch.set_num_threads(threads)
-    runtime = TorchRuntime(family_of(model))
+    prompts = variant in METHODS and METHODS[variant].prompts
+    runtime = PromptedRuntime(family_of(model)) if prompts else TorchRuntime(family_of(model))
     if variant == "inference":
         return runtime, lambda: runtime.forwarded
-    if variant.startswith("hybrid-"):  # and how many layers learn
-        layers = int(variant.removeprefix("hybrid-"))
-        hybrid = create_adapter("hybrid", runtime, bundle=some_bundle(runtime), layers=layers)
-        return hybrid.predict, lambda: runtime.forwarded
-    predict = adapting(runtime, variant) if variant in FORWARD_ONLY else create_adapter(variant, runtime).predict
-    return predict, lambda: runtime.forwarded
+    return adapting(runtime, variant), lambda: runtime.forwarded
 
 
 def create(runtime: str, variant: str, model: str, folder: Path, threads: int) -> Variant:
