@@ -9,7 +9,7 @@ import pytest
 
 from mergetta import Expert, MergettaError, OnnxRuntime, TorchRuntime, load_family
 from mergetta.adapters.forward_only.source_features import SourceFeatures
-from mergetta.adapters.forward_only.zo_merge_plus import HELD, ZOMergePlus, one_sided
+from mergetta.adapters.forward_only.zo_merge_plus import HELD, ZOMergePlus, by_chance, unevenness
 from mergetta.bench.protocol import load_domain
 from mergetta.groups import Group
 from mergetta.losses.probabilities import softmax
@@ -122,7 +122,7 @@ def test_one_class_at_a_time_is_left_to_the_source_model(evenly: np.ndarray) -> 
         assert np.exp(adapter.predict(alone)) == pytest.approx(softmax(alone[:, 0, 0]), rel=1e-5)
         assert runtime.shares == [1.0, 0.0]  # the source model as it was, and what the batch's own statistics give
     assert adapter.held is None
-    assert adapter.stay is None
+    assert adapter.doubt
 
 
 def test_a_jump_starts_anew(evenly: np.ndarray) -> None:
@@ -146,15 +146,21 @@ def test_alignment_by_hand(evenly: np.ndarray) -> None:
     np.testing.assert_allclose(np.exp(adapter.predict(evenly)), softmax(expected), rtol=1e-5)
 
 
-def test_one_sided() -> None:
-    even = np.tile(np.eye(10), (20, 1))
-    assert not one_sided(even)
-    assert one_sided(np.eye(10)[np.zeros(200, int)])
-    assert one_sided(np.eye(10)[np.arange(200) % 2])
-    assert not one_sided(np.eye(10)[:1])  # of one image nothing can be said
-    rng = np.random.default_rng(0)
-    chance = [one_sided(np.eye(10)[rng.integers(10, size=200)]) for _ in range(200)]
+def test_unevenness_by_hand() -> None:
+    assert unevenness(np.tile(np.eye(10), (20, 1))) == pytest.approx(0, abs=1e-9)
+    assert unevenness(np.eye(10)[np.zeros(200, int)]) == pytest.approx(400 * np.log(10))
+    assert by_chance(1, 10) == pytest.approx((2 * np.log(10), 0), abs=1e-9)  # of one image nothing can be said
+    mean, std = by_chance(5000, 10)  # chi-squared with 9 degrees of freedom
+    assert mean == pytest.approx(9, rel=0.1)
+    assert std == pytest.approx(np.sqrt(18), rel=0.15)
+
+
+@pytest.mark.parametrize(("images", "classes"), [(8, 10), (200, 10), (64, 1000)])
+def test_a_few_classes_are_told_from_chance(images: int, classes: int) -> None:
+    adapter, rng = ZOMergePlus(Confidence("batch"), [expert(1.0)]), np.random.default_rng(0)
+    chance = [adapter._is_odd(np.eye(classes)[rng.integers(classes, size=images)], None) for _ in range(300)]
     assert np.mean(chance) < 0.02
+    assert adapter._is_odd(np.eye(classes)[np.arange(images) % 2], None)
 
 
 def test_what_is_refused(evenly: np.ndarray) -> None:
@@ -201,10 +207,8 @@ class TestOnRealImages:
 
     @pytest.mark.parametrize(("order", "size"), [("sorted", 100), ("stream", 8), ("stream", 1)])
     def test_no_worse_than_source(self, order: str, size: int, subject: ZOMergePlus) -> None:
-        images, labels = (
-            np.asarray(part)
-            for part in next(iter(load_domain("fashion", None, "jpeg_compression", 5, 0, 400).stream(0, 400)))
-        )
+        domain = load_domain("fashion", None, "jpeg_compression" if order == "sorted" else "contrast", 5, 0, 400)
+        images, labels = next(iter(domain.stream(0, 400)))
         chosen = np.argsort(labels, kind="stable") if order == "sorted" else np.arange(100)
         mine, source = self.errors(subject, images[chosen], labels[chosen], size)
         assert mine <= source + 0.01

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Runtime
 
 HELD = 64
-"""Images of the stream that every candidate is shown, and that decide between the mixture and the source model."""
+"""Images of the stream that every candidate is shown; smaller batches tell less of themselves."""
 PRIOR = 16
 """Images that stored statistics count for, where a batch is small."""
+UNSURE = 1.4
+"""How much more entropy than the source model's says that batch statistics are wrong."""
 MEMORY = 0.8
 """Share of the past in the stream's statistics after the stem."""
 
@@ -33,9 +36,8 @@ class ZOMergePlus(Adapter):
     - **Probe**: each expert, the source model and the mixture by similarity are shown the same first images, a few of
       them per batch, the most similar first. w = softmax(score / temperature) over these candidates;
       score = entropy of the mean prediction − mean entropy: sure of each image, varied over all.
-    - **Guard**, for BatchNorm: the source model as it was, with its stored statistics, keeps the stream if its score is
-      higher, asked before and after the probe; and any batch whose predictions are more one-sided than chance
-      allows, because the statistics of one class are no normalisation for it. (The test takes classes to be equally
+    - **Guard**, for BatchNorm: a batch that looks like a few classes only (`_is_odd`) is left to the source model with
+      its stored statistics, because such a batch is no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
     - **Mirror**: predictions are averaged with those for the mirrored image.
     - **Alignment**, without BatchNorm and if `source` is given (`measure_source`): the classifier's input gets the mean
@@ -95,12 +97,8 @@ class ZOMergePlus(Adapter):
         """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images."""
         self.credit = 0
         """Images that may be shown."""
-        self.tallies = np.zeros((2, 1 + len(self.runtime.classifier.bias)))
-        """Sum of entropies, then of predictions, of the mixture and of the source model as it was."""
-        self.stay: bool | None = None if self.guard else False
-        """Whether the source model keeps the stream; None: not yet known."""
-        self.final = not self.guard
-        """Whether that has been asked again after the probe."""
+        self.doubt = False
+        """Whether the last batch looked like a few classes only."""
 
     @property
     def weights(self) -> Vector:
@@ -112,37 +110,32 @@ class ZOMergePlus(Adapter):
         return soften((balanced * mean - each) / self.temperature) @ self.candidates[: len(self.seen)]
 
     @property
-    def probed(self) -> bool:
-        return not self.probe or len(self.seen) == len(self.candidates)
-
-    @property
     def settled(self) -> bool:
-        return self.probed and self.final
+        """Whether every candidate has been shown the images."""
+        return not self.probe or len(self.seen) == len(self.candidates)
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
         before = self.runtime.forwarded
-        asked = adapt and self.guard and (self.stay is None or (self.probed and not self.final))
         source: Output | None = None
-        if asked or (adapt and self.running is None):
+        if adapt and (self.doubt or self.running is None):
             source = self._forward(images, self.alone, stored=True)
             self._follow(source, len(images))
-        elif adapt and not self.probed:
+        elif adapt and not self.settled:
             self._probe(len(images))
-        stored = bool(self.stay) and not asked
-        weights = self.alone if stored else self.weights
-        output = self._forward(images, weights, stored)
-        p = self._probabilities(output)
+        weights, stored = self.weights, False
+        output = self._forward(images, weights)
+        p, q = self._probabilities(output), None if source is None else self._probabilities(source)
         if adapt and source is None:
             self._follow(output, len(images))
-        sorted_classes = self.guard and not stored and one_sided(p)
-        if adapt and not sorted_classes:
-            self._hold(to_numpy(images))
-            if asked and source is not None:
-                self._judge(p, self._probabilities(source))
-        if sorted_classes or (asked and self.stay is not False):
+        odd = self.guard and self._is_odd(p, q)
+        if adapt:
+            self.doubt = odd
+            if not odd:
+                self._hold(to_numpy(images))
+        if odd:
             weights, stored = self.alone, True
-            p = self._probabilities(source or self._forward(images, weights, stored))
+            p = self._probabilities(self._forward(images, weights, stored)) if q is None else q
         if self.mirror and self.runtime.forwarded - before <= 2 * len(images):
             mirrored = array_namespace(images).flip(images, axis=3)
             p = (p + self._probabilities(self._forward(mirrored, weights, stored))) / 2
@@ -174,7 +167,9 @@ class ZOMergePlus(Adapter):
         """Take in the statistics after the stem, which no weights change. After a jump all starts anew."""
         now = to_numpy(output.statistics)
         if self.running is not None and images >= HELD and distance(self.running, now) > self.shift_threshold:
+            doubt = self.doubt
             self.reset()
+            self.doubt = doubt
         self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
         if not len(self.seen):
             first = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
@@ -191,49 +186,47 @@ class ZOMergePlus(Adapter):
         if self.held is None or len(self.held) < HELD:
             return
         self.credit = min(self.credit + images, max(images, HELD))
-        while self.credit >= HELD and not self.probed:
+        while self.credit >= HELD and not self.settled:
             self.credit -= HELD
             p = self._probabilities(self._forward(self.held, self.candidates[len(self.seen)]))
             self.seen = np.vstack([self.seen, [entropy(p.mean(axis=0)), entropy(p).mean()]])
 
-    def _judge(self, mixture: np.ndarray, source: np.ndarray) -> None:
-        """Compare the mixture with the source model as it was, on as many images as are held."""
-        self.tallies += [np.append(entropy(p).sum(), p.sum(axis=0)) for p in (mixture, source)]
-        images = self.tallies[0, 1:].sum()
-        if images >= HELD - 0.5:  # probabilities add up to 1 but for rounding
-            scores = entropy(self.tallies[:, 1:] / images) - self.tallies[:, 0] / images
-            self.stay = bool(scores[0] < scores[1])
-            self.final = self.probed
-            self.tallies[:] = 0
+    def _is_odd(self, mixture: np.ndarray, source: np.ndarray | None) -> bool:
+        """Whether its predictions are more uneven than chance makes them, or much less certain than the source model's.
+
+        After one such batch less is enough.
+        """
+        mean, std = by_chance(*mixture.shape)
+        uneven = unevenness(mixture) > mean + (0 if self.doubt else 3 * std)
+        if source is None or len(source) < HELD:
+            return bool(uneven)
+        return bool(uneven or entropy(mixture).mean() > UNSURE * entropy(source).mean())
 
     def state_dict(self) -> dict[str, Any]:
         known = {"running": self.running, "held": self.held}
         return {
-            "stay": -1 if self.stay is None else int(self.stay),
-            "final": int(self.final),
+            "doubt": int(self.doubt),
             "credit": self.credit,
             "candidates": self.candidates.copy(),
             "seen": self.seen.copy(),
-            "tallies": self.tallies.copy(),
             **{name: np.array(value) for name, value in known.items() if value is not None},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        stay, final, credit = (int(entry(state, name)) for name in ("stay", "final", "credit"))
-        candidates, seen, tallies = (np.array(entry(state, name)) for name in ("candidates", "seen", "tallies"))
+        doubt, credit = (int(entry(state, name)) for name in ("doubt", "credit"))
+        candidates, seen = (np.array(entry(state, name)) for name in ("candidates", "seen"))
         running, held = (None if name not in state else np.array(state[name]) for name in ("running", "held"))
         fits = (
             candidates.shape[1:] == (self.size,)
             and seen.shape[1:] == (2,)
             and len(seen) <= len(candidates)
-            and tallies.shape == self.tallies.shape
             and (running is None or (running.ndim, len(running)) == (2, 2))
             and (held is None or held.ndim == 4)
         )
-        if not fits or not all(np.isfinite(value).all() for value in (candidates, tallies)):
+        if not fits or not np.isfinite(candidates).all():
             raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
-        self.stay, self.final, self.credit = None if stay < 0 else bool(stay), bool(final), credit
-        self.candidates, self.seen, self.tallies, self.running, self.held = candidates, seen, tallies, running, held
+        self.doubt, self.credit = bool(doubt), credit
+        self.candidates, self.seen, self.running, self.held = candidates, seen, running, held
 
 
 def entropy(p: np.ndarray) -> np.ndarray:
@@ -246,12 +239,18 @@ def soften(exponents: Vector) -> Vector:
     return np.asarray(weights / weights.sum())
 
 
-def one_sided(p: np.ndarray) -> bool:
-    """Whether chance alone would hardly make predictions so uneven: a likelihood-ratio test against equal classes."""
+def unevenness(p: np.ndarray) -> float:
+    """The likelihood ratio of the mean prediction against equal classes."""
     images, classes = p.shape
-    excess = 2 * images * (np.log(classes) - float(entropy(p.mean(axis=0))))
-    freedom = classes - 1
-    return bool(excess > freedom + 3 * np.sqrt(2 * freedom))
+    return float(2 * images * (np.log(classes) - entropy(p.mean(axis=0))))
+
+
+@lru_cache
+def by_chance(images: int, classes: int) -> tuple[float, float]:
+    """Mean and standard deviation of the unevenness of so many images of equally frequent classes."""
+    draws = np.random.default_rng(0).multinomial(images, np.full(classes, 1 / classes), size=500) / images
+    values = 2 * images * (np.log(classes) - entropy(draws))
+    return float(values.mean()), float(values.std())
 
 
 def known_statistics(members: Sequence[Expert | Runtime]) -> np.ndarray | None:
