@@ -4,11 +4,13 @@ python scripts/suite_results.py clean DATA            # error of the public chec
 python scripts/suite_results.py severity DATA 1000    # do errors rise with severity?; about 3 minutes
 python scripts/suite_results.py speed DATA            # seconds per corruption; about 2 minutes
 python scripts/suite_results.py textures              # how hard the drawn styles are; about 2 minutes
+python scripts/suite_results.py beside FILE.json     # results of `mergetta bench --json`, with the paper's rows beside
 python scripts/suite_results.py memory                # of streaming a 50,000-image ImageNet-C domain; about 5 minutes
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -20,6 +22,10 @@ import numpy as np
 from PIL import Image
 
 from mergetta import TorchRuntime, load_family
+from mergetta.bench.reproduce import paper
+from mergetta.bench.reproduce.setting import per_domain
+from mergetta.bench.sheets import Row, Sheet, texts
+from mergetta.bench.tables import Number
 from mergetta.data.corruptions import CORRUPTIONS, corrupt
 from mergetta.data.sources import open_source
 from mergetta.data.streams import Domain
@@ -117,7 +123,23 @@ def memory() -> None:
     print(f"{images} images streamed, peak resident memory {int(peak.split()[1]) / 1024:.0f} MB")
 
 
+def beside(*files: str) -> None:
+    """Methods of all files in rows; those with experts are named after them if there are several files."""
+    rows: dict[str, list[Number | None]] = {}
+    for file in files:
+        content = json.loads(Path(file).read_text())
+        records = content["results"]
+        domains = tuple(dict.fromkeys(record["domain"] for record in records))
+        experts = {record["method"]: record["expert"] for record in records if record["expert"]}
+        for method, numbers in per_domain(records, domains).items():
+            rows[f"{method}, {experts[method]} experts" if method in experts else method] = numbers
+    dataset, model = paper.nearest(content["suite"], content["family"])
+    columns = ("error, %", *(domain.replace("_", " ") for domain in domains), "average")
+    own = tuple(Row(name, texts(numbers)) for name, numbers in rows.items())
+    caption = f"Italics: the paper's numbers, for {model} on {dataset}."
+    print(Sheet(caption, columns, (*own, *paper.rows(dataset, model, domains))).markdown())
+
+
 if __name__ == "__main__":
-    {"clean": clean, "severity": severity, "speed": speed, "memory": memory, "textures": textures}[sys.argv[1]](
-        *sys.argv[2:]
-    )
+    tasks = [clean, severity, speed, memory, textures, beside]
+    {task.__name__: task for task in tasks}[sys.argv[1]](*sys.argv[2:])
