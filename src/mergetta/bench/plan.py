@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from mergetta.adapters import find_method
 from mergetta.bench.protocol import Cell, cell_key, family_of, source_of, target_of
 from mergetta.bench.runner import Origin, Part, cells_of, experts_of
@@ -116,13 +118,17 @@ def cost_of(adapter: str) -> float:
 
 
 def seconds_per_image(suite: Suite, domain: str) -> float:
-    """Of one forward pass, measured on one small batch."""
+    """Of one core for one forward pass, measured on one small batch; other work on the machine does not count."""
     runtime = TorchRuntime(family_of(suite))
     small = suite.model_copy(update={"samples": min(32, suite.samples)})
     images, _ = next(iter(target_of(small, domain).stream(0, 32)))
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        runtime(images)
-        times.append((time.perf_counter() - start) / len(images))
+    times, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(4):
+            start = time.process_time()
+            runtime(images)
+            times.append((time.process_time() - start) / len(images))
+    finally:
+        torch.set_num_threads(threads)
     return min(times)

@@ -64,8 +64,13 @@ def command(
     store = cache or default_cache()
     studies = chosen_studies(what)
     if dry_run:
+        parts = {study: list(parts_of(study, setting).values()) for study in studies}
         for study in studies:
-            console.print(plan_of_parts(study, list(parts_of(study, setting).values()), store), highlight=False)
+            console.print(plan_of_parts(study, parts[study], store), highlight=False)
+        if len(studies) > 1:
+            console.print(
+                plan_of_parts("together", [part for each in parts.values() for part in each], store), highlight=False
+            )
         return
     words = shlex.join(["mergetta", *sys.argv[1:]])
     finished, failed = [], []
