@@ -89,9 +89,9 @@ def length(file: str) -> None:
             by_seed: dict[int, list[float]] = {}
             for record in records:
                 if record["method"] == method:
-                    sizes, wrong = np.cumsum(record["sizes"]), np.cumsum(record["wrong"])
-                    end = int(np.searchsorted(sizes, count))
-                    by_seed.setdefault(record["seed"], []).append(100 * wrong[end] / sizes[end])
+                    sizes, wrong = (np.cumsum([0, *record[name]]) for name in ("sizes", "wrong"))
+                    errors = np.interp(count, sizes, wrong)  # the last batch counts by the share that is meant
+                    by_seed.setdefault(record["seed"], []).append(100 * float(errors) / count)
             means = [np.mean(errors) for errors in by_seed.values()]
             cells.append(f"{np.mean(means):.1f}" + (f" ± {np.std(means, ddof=1):.1f}" if len(means) > 1 else ""))
         print(f"| {count:,} | {' | '.join(cells)} |")
@@ -104,8 +104,9 @@ def hybrid(*place: str) -> None:
     norms = len({group.name.rpartition(".")[0] for group in TorchRuntime(family).structure})
     counts = sorted({round(share * norms) for share in (0, 0.15, 0.3, 0.5, 0.75, 1)})
     merge = suite.methods["zo-merge"]
+    steps = {"zo_lr" if name == "lr" else name: value for name, value in merge.options.items()}
     methods = {
-        f"{n} layers": MethodSettings(adapter="hybrid", bundle=merge.bundle, options={"layers": n, "lr": lr})
+        f"{n} layers": MethodSettings(adapter="hybrid", bundle=merge.bundle, options={"layers": n, "lr": lr, **steps})
         for n in counts
     }
     whole = suite.model_copy(update={"methods": methods})

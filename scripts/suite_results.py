@@ -124,7 +124,7 @@ def memory() -> None:
 
 
 def beside(*files: str) -> None:
-    """Methods of all files in rows; those with experts are named after them if there are several files."""
+    """Methods of all files in rows; those with experts are named after them."""
     rows: dict[str, list[Number | None]] = {}
     for file in files:
         content = json.loads(Path(file).read_text())

@@ -22,6 +22,7 @@ from mergetta.bench.protocol import (
     same_run,
     stored,
     target_of,
+    with_mirrored,
 )
 from mergetta.bench.report import write_report
 from mergetta.bench.runner import cells_of, run_suite
@@ -29,6 +30,7 @@ from mergetta.bench.store import Store, address, code_digest, home_of, parsed
 from mergetta.bench.suite import MethodSettings, Suite, load_suite
 from mergetta.bench.tables import error_table, markdown_table, settings_of, write_json
 from mergetta.data.streams import Domain
+from mergetta.losses.probabilities import softmax
 
 THREE = ("fog", "contrast", "gaussian_noise")
 
@@ -270,6 +272,16 @@ def test_mirrored_predictions_by_hand() -> None:
     record = online(suite, cell, create_adapter("bn-stats", runtime), runtime)
     assert record["wrong"] == [np.count_nonzero(p.argmax(axis=1) != labels)]
     assert record["forwards"] == 2
+
+
+def test_both_views_of_back_propagation_are_returned_alike() -> None:
+    suite = load_suite("fashion-bn").restricted(methods=["roid-mirror"], samples=40)
+    runtime = TorchRuntime(family_of(suite))
+    images, _ = next(iter(target_of(suite, "fog").stream(0, 40)))
+    adapter = create_adapter("roid", runtime, lr=0.0)
+    logits = adapter.predict(images)
+    twice = with_mirrored(logits, images[:, :, :, ::-1], adapter, runtime)  # the mirror image of which is the batch
+    np.testing.assert_allclose(np.exp(twice), softmax(logits), rtol=1e-4)
 
 
 def test_a_mirrored_method_is_not_what_makes_an_expert() -> None:

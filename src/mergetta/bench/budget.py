@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,8 @@ TIMES = 2
 def layers_within(family: Family, budget: float, batch_size: int, report: Callable[[str], None] = print) -> int:
     """The most last norm layers with which `hybrid` stays below `budget` megabytes, on one thread.
 
-    Each trial is a process of its own that imports, loads the family and predicts three batches.
+    Each trial is a process of its own that imports, loads the family and predicts three batches; what else the caller
+    keeps in memory, such as images, is not in it.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -29,7 +31,10 @@ def layers_within(family: Family, budget: float, batch_size: int, report: Callab
 
         def peak(layers: int) -> float:
             place = str(folder / "family.safetensors")
-            found = max(peak_memory("torch", f"hybrid-{layers}", place, folder, 1).peak for _ in range(TIMES))
+            try:
+                found = max(peak_memory("torch", f"hybrid-{layers}", place, folder, 1).peak for _ in range(TIMES))
+            except RuntimeError:  # killed for want of memory
+                found = math.inf
             report(f"{layers} layers: {found:.0f} MB")
             return found
 

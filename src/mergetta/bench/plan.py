@@ -36,6 +36,8 @@ PASSES = {
     "sar": 6,
     "cotta": 36,
     "rmt": 9,
+    "hybrid": 10,
+    "zo-merge-plus": 2.7,
 }
 """Cost of each adapter in forward passes, roughly: a backward pass counts two, a second view what is kept of it."""
 
@@ -93,7 +95,8 @@ class Missing:
 
     def passes(self) -> float:
         """What it costs, in images forwarded."""
-        cells = sum(cost_of(suite.methods[cell.method].adapter) * suite.samples for suite, cell in self.cells.values())
+        methods = [(suite.methods[cell.method], suite.samples) for suite, cell in self.cells.values()]
+        cells = sum((cost_of(method.adapter) + bool(method.mirror)) * samples for method, samples in methods)
         made = [
             (origin.method, origin.suite.expert_samples or origin.suite.samples) for origin in self.experts.values()
         ]

@@ -214,6 +214,8 @@ def cell_key(suite: Suite, cell: Cell) -> str:
     if method.needs == "experts":
         statistics = family_of(suite).statistics
         facts["statistics"] = None if statistics is None else statistics.tolist()
+    if method.source:
+        facts["source"] = source_of(suite).clean(STATISTICS) is not None
     if cell.expert:
         facts["experts"] = [expert_key(at, cell.expert, domain, cell.seed) for at, domain in members(suite, cell)]
     return address(facts)
@@ -314,9 +316,15 @@ def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
 
 
 def with_mirrored(logits: Array, images: Array, adapter: Adapter, runtime: TorchRuntime | OnnxRuntime) -> np.ndarray:
-    """Mean probabilities of a batch and its mirror image; back-propagation learns from the former only."""
+    """Mean probabilities of a batch and its mirror image.
+
+    Back-propagation learns from the former only, and sees the latter after that step.
+    """
     mirrored = np.ascontiguousarray(images[:, :, :, ::-1])
-    second = runtime(mirrored).logits if isinstance(adapter, BackpropAdapter) else adapter.predict(mirrored)
+    if isinstance(adapter, BackpropAdapter):
+        second = adapter.returned(torch.from_numpy(runtime(mirrored).logits)).numpy()
+    else:
+        second = adapter.predict(mirrored)
     return np.asarray(np.log(softmax(logits) / 2 + softmax(second) / 2 + 1e-12))
 
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from mergetta.runtimes.torch_runtime import TorchRuntime
 
 
+COMMAND = 60
+"""Megabytes that this command takes beside the adaptation and its images: itself, corruptions, progress."""
+
+
 def command(
     images: Annotated[str, typer.Argument(help="FILE.npz, a folder of images, or `fashion:fog@5` for embedded ones.")],
     out: Annotated[Path, typer.Option(help="The expert file to write.")],
@@ -27,7 +31,8 @@ def command(
     method: Annotated[str, typer.Option(help="`roid`, `deyo`, `tent`, or `hybrid` (with --bundle).")] = "roid",
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `hybrid` starts from.")] = None,
     memory_budget: Annotated[
-        float | None, typer.Option(min=1, help="Megabytes that `hybrid` may take: so many layers learn.")
+        float | None,
+        typer.Option(min=1, help="Megabytes that this process may take with `hybrid`: so many layers learn."),
     ] = None,
     domain: Annotated[str | None, typer.Option(help="What to call the domain (default: after the images).")] = None,
     optimizer: Annotated[str, typer.Option(help="`adam` or `sgd` (Nesterov).")] = "sgd",
@@ -68,7 +73,7 @@ def command(
     )
     options: dict[str, Any] = {"optimizer": optimizer, "lr": lr}
     if method == "hybrid":
-        options |= hybrid_options(bundle, memory_budget, source, batch_size)
+        options |= hybrid_options(bundle, memory_budget, source, batch_size, pixels.nbytes)
     elif bundle is not None or memory_budget is not None:
         raise MergettaError("--bundle and --memory-budget are for --method hybrid.")
     name = domain or Path(images.rpartition(":")[2].removesuffix(".npz")).name
@@ -85,7 +90,10 @@ def command(
         Console().print(f"{hub}: {known.get('state', 'taken')}, as {known.get('id', '')[:12]}", highlight=False)
 
 
-def hybrid_options(bundle: Path | None, memory_budget: float | None, source: Family, batch_size: int) -> dict[str, Any]:
+def hybrid_options(
+    bundle: Path | None, memory_budget: float | None, source: Family, batch_size: int, images: int
+) -> dict[str, Any]:
+    """`images`: bytes of memory that they take."""
     from mergetta.bundle import Bundle
 
     if bundle is None:
@@ -96,7 +104,9 @@ def hybrid_options(bundle: Path | None, memory_budget: float | None, source: Fam
 
         console = Console()
         with console.status("measuring memory"):
-            options["layers"] = layers_within(source, memory_budget, batch_size, console.print)
+            options["layers"] = layers_within(
+                source, memory_budget - images / 2**20 - COMMAND, batch_size, console.print
+            )
         console.print(f"{options['layers']} layers learn by back-propagation", highlight=False)
     return options
 

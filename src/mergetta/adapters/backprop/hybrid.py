@@ -26,7 +26,8 @@ from mergetta.zeroth_order.spsa import apply, probe
 class Hybrid(BackpropAdapter):
     """Starts from the merge; the last `layers` norm layers learn as in ROID, by back-propagation that stops at the
     first of them, so that no activation before it is kept; the coefficients of the layers before move as in
-    `zo-merge`, with the same loss. 0 layers: the paper's method. All of them: ROID from the merge.
+    `zo-merge`, with the same loss. 0 layers: the paper's method. All of them: ROID from the merge. (From 1 layer on
+    ROID's prior correction is part of what is returned.)
 
     `layers_within` (mergetta.bench.budget) measures how many fit a budget of memory.
     """
@@ -45,6 +46,8 @@ class Hybrid(BackpropAdapter):
     ) -> None:
         check_family(runtime, bundle.family, "The bundle")
         check_groups(bundle.base, runtime.groups, "The bundle")
+        if not (delta > 0 and clamp > 0 and zo_lr >= 0):
+            raise MergettaError(f"delta and clamp must be positive, zo_lr not negative: {delta}, {clamp}, {zo_lr}.")
         learning = last_layers(runtime.structure, layers)
         self.bundle = replace(bundle, frozen=tuple({*bundle.frozen, *learning}))
         self.start = bundle.merge()
@@ -84,6 +87,7 @@ class Hybrid(BackpropAdapter):
 
         found = probe(loss, self.point, self.bundle.sizes, self.seed, step, self.delta, self.clamp)
         self.point = apply(self.point, self.bundle.sizes, found, self.zo_lr)
+        self.skipped += found.skipped
         self._load(self.point)
 
     def _load(self, point: Vector) -> None:

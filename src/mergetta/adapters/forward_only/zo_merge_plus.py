@@ -44,7 +44,7 @@ class ZOMergePlus(Adapter):
       and std that it had at the source.
 
     At most three forward passes per batch; two when settled, one with `mirror=False`. When the statistics after the
-    stem jump, it starts anew.
+    stem jump (over at least 64 images), it starts anew with the next batch.
 
     >>> adapter = ZOMergePlus(runtime, experts)   # doctest: +SKIP
     """
@@ -78,7 +78,7 @@ class ZOMergePlus(Adapter):
         """(M + 1, D) each; the last row is the source model's, which moves nothing."""
         self.size = len(experts) + 1
         self.batch_norm = any(group.kind == "batch" for group in runtime.structure)
-        self.statistics = known_statistics([*experts, runtime]) if similarity else None
+        self.statistics = known_statistics(experts, runtime) if similarity else None
         self.source = check_source(runtime, source) if source is not None and align and not self.batch_norm else None
         self.temperature, self.probe, self.mirror = temperature, probe, mirror
         self.guard = guard and self.batch_norm
@@ -89,14 +89,20 @@ class ZOMergePlus(Adapter):
     def reset(self) -> None:
         self.running: np.ndarray | None = None
         """Statistics of the stream after the stem."""
+        self.recent = np.zeros((2, 0))
+        """Sums of the statistics and of squares over the images since `running` was last moved."""
+        self.recent_images = 0
         self.held: np.ndarray | None = None
-        """The images that candidates are shown."""
+        """The images that candidates are shown, until all have seen them."""
         self.candidates = np.eye(self.size)
-        """Weights to try, in this order; put in order by the first batch."""
+        """Weights to try, in this order; put in order by the first images."""
+        self.ordered = False
         self.seen = np.empty((0, 2))
         """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images."""
-        self.credit = 0
-        """Images that may be shown."""
+        self.shown = 0
+        """How many of the images the next candidate has been shown so far."""
+        self.tally = np.zeros(1 + len(self.runtime.classifier.bias))
+        """Its sum of entropies, then of predictions."""
         self.doubt = False
         """Whether the last batch looked like a few classes only."""
 
@@ -104,10 +110,12 @@ class ZOMergePlus(Adapter):
     def weights(self) -> Vector:
         """Of each expert, and of the source model at the end."""
         if not len(self.seen):
-            return np.full(self.size, 1 / self.size) if self.running is None else self.candidates[0]
+            return self.candidates[0] if self.ordered else np.full(self.size, 1 / self.size)
         mean, each = self.seen.T
-        balanced = np.median(mean) > 0.5 * self.most  # if not, the classes come one by one, and variety means error
-        return soften((balanced * mean - each) / self.temperature) @ self.candidates[: len(self.seen)]
+        balanced = (
+            np.median(mean[np.isfinite(mean)]) > 0.5 * self.most
+        )  # if not, the classes come one by one, and variety means error
+        return soften((mean * balanced - each) / self.temperature) @ self.candidates[: len(self.seen)]
 
     @property
     def settled(self) -> bool:
@@ -118,7 +126,7 @@ class ZOMergePlus(Adapter):
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
         before = self.runtime.forwarded
         source: Output | None = None
-        if adapt and (self.doubt or self.running is None):
+        if adapt and (self.doubt or not self.ordered):
             source = self._forward(images, self.alone, stored=True)
             self._follow(source, len(images))
         elif adapt and not self.settled:
@@ -128,12 +136,13 @@ class ZOMergePlus(Adapter):
         p, q = self._probabilities(output), None if source is None else self._probabilities(source)
         if adapt and source is None:
             self._follow(output, len(images))
-        odd = self.guard and self._is_odd(p, q)
+        broken = not np.isfinite(p).all()
+        odd = self.guard and not broken and self._is_odd(p, q)
         if adapt:
             self.doubt = odd
-            if not odd:
+            if not odd and not self.settled:
                 self._hold(to_numpy(images))
-        if odd:
+        if odd or broken:
             weights, stored = self.alone, True
             p = self._probabilities(self._forward(images, weights, stored)) if q is None else q
         if self.mirror and self.runtime.forwarded - before <= 2 * len(images):
@@ -164,32 +173,49 @@ class ZOMergePlus(Adapter):
         return np.asarray(softmax((moved + mean + trust * (self.source.mean - mean)) @ weight.T + bias))
 
     def _follow(self, output: Output, images: int) -> None:
-        """Take in the statistics after the stem, which no weights change. After a jump all starts anew."""
-        now = to_numpy(output.statistics)
-        if self.running is not None and images >= HELD and distance(self.running, now) > self.shift_threshold:
-            doubt = self.doubt
-            self.reset()
-            self.doubt = doubt
-        self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
-        if not len(self.seen):
+        """Take in the statistics after the stem, which no weights change, in portions of at least 64 images."""
+        mean, variance = to_numpy(output.statistics).astype(np.float64)
+        if self.statistics is not None and self.statistics.shape[2] != mean.size:
+            raise MergettaError("The experts' feature statistics are not of this model.")
+        sums = images * np.stack([mean, variance + mean**2])
+        self.recent = sums if not self.recent_images else self.recent + sums
+        self.recent_images += images
+        mean, square = self.recent / self.recent_images
+        now = np.stack([mean, square - mean**2])
+        if self.recent_images >= HELD:
+            if self.running is not None and distance(self.running, now) > self.shift_threshold:
+                doubt = self.doubt
+                self.reset()
+                self.doubt = doubt
+            self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
+            self.recent_images = 0
+        if not len(self.seen) and not self.shown:
             first = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
             if self.statistics is not None:
-                first = soften(1 / (distance(self.statistics, self.running) + 1e-4) / 5)  # CoLA's weights
+                near = now if self.running is None else self.running
+                first = soften(1 / (distance(self.statistics, near) + 1e-4) / 5)  # CoLA's weights
             self.candidates = np.vstack([first, np.eye(self.size)[np.argsort(-first, kind="stable")]])
+            self.ordered = True
 
     def _hold(self, images: np.ndarray) -> None:
         if self.held is None or len(self.held) < HELD:
             self.held = np.concatenate([*([] if self.held is None else [self.held]), images])[:HELD].copy()
 
     def _probe(self, images: int) -> None:
-        """Show the held images to as many candidates as one forward pass over the batch would cost."""
+        """Show the held images to the next candidates, at most as many as the batch has, and as many at a time."""
         if self.held is None or len(self.held) < HELD:
             return
-        self.credit = min(self.credit + images, max(images, HELD))
-        while self.credit >= HELD and not self.settled:
-            self.credit -= HELD
-            p = self._probabilities(self._forward(self.held, self.candidates[len(self.seen)]))
-            self.seen = np.vstack([self.seen, [entropy(p.mean(axis=0)), entropy(p).mean()]])
+        left = images
+        while not self.settled and (size := min(images, HELD - self.shown)) <= left:
+            part = self.held[self.shown : self.shown + size]
+            p = self._probabilities(self._forward(part, self.candidates[len(self.seen)]))
+            self.tally = self.tally + np.append(entropy(p).sum(), p.sum(axis=0))
+            self.shown, left = self.shown + size, left - size
+            if self.shown == HELD:
+                self.seen = np.vstack([self.seen, [entropy(self.tally[1:] / HELD), self.tally[0] / HELD]])
+                self.shown, self.tally = 0, np.zeros_like(self.tally)
+        if self.settled:
+            self.held = None
 
     def _is_odd(self, mixture: np.ndarray, source: np.ndarray | None) -> bool:
         """Whether its predictions are more uneven than chance makes them, or much less certain than the source model's.
@@ -206,27 +232,39 @@ class ZOMergePlus(Adapter):
         known = {"running": self.running, "held": self.held}
         return {
             "doubt": int(self.doubt),
-            "credit": self.credit,
+            "ordered": int(self.ordered),
+            "shown": self.shown,
+            "recent_images": self.recent_images,
+            "recent": self.recent.copy(),
+            "tally": self.tally.copy(),
             "candidates": self.candidates.copy(),
             "seen": self.seen.copy(),
             **{name: np.array(value) for name, value in known.items() if value is not None},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        doubt, credit = (int(entry(state, name)) for name in ("doubt", "credit"))
-        candidates, seen = (np.array(entry(state, name)) for name in ("candidates", "seen"))
+        doubt, ordered, shown, count = (
+            int(entry(state, name)) for name in ("doubt", "ordered", "shown", "recent_images")
+        )
+        recent, tally, candidates, seen = (
+            np.array(entry(state, name)) for name in ("recent", "tally", "candidates", "seen")
+        )
         running, held = (None if name not in state else np.array(state[name]) for name in ("running", "held"))
+        width = None if self.statistics is None else self.statistics.shape[2]
         fits = (
             candidates.shape[1:] == (self.size,)
             and seen.shape[1:] == (2,)
             and len(seen) <= len(candidates)
-            and (running is None or (running.ndim, len(running)) == (2, 2))
+            and tally.shape == self.tally.shape
+            and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
+            and (running is None or width in (None, running.shape[1]))
             and (held is None or held.ndim == 4)
         )
-        if not fits or not np.isfinite(candidates).all():
+        if not fits or not all(np.isfinite(x).all() for x in (candidates, recent, running) if x is not None):
             raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
-        self.doubt, self.credit = bool(doubt), credit
-        self.candidates, self.seen, self.running, self.held = candidates, seen, running, held
+        self.doubt, self.ordered, self.shown, self.recent_images = bool(doubt), bool(ordered), shown, count
+        self.recent, self.tally, self.candidates, self.seen = recent, tally, candidates, seen
+        self.running, self.held = running, held
 
 
 def entropy(p: np.ndarray) -> np.ndarray:
@@ -253,13 +291,11 @@ def by_chance(images: int, classes: int) -> tuple[float, float]:
     return float(values.mean()), float(values.std())
 
 
-def known_statistics(members: Sequence[Expert | Runtime]) -> np.ndarray | None:
-    """(M + 1, 2, C) after the stem; NaN for those who have none. None if nobody has."""
-    found = [member.statistics for member in members]
-    shapes = {value.shape for value in found if value is not None}
-    if len(shapes) > 1:
-        raise MergettaError("The experts have feature statistics of different sizes.")
-    if not shapes:
+def known_statistics(experts: Sequence[Expert], runtime: Runtime) -> np.ndarray | None:
+    """(M + 1, 2, C) after the stem, with NaN for a source model that has none. None unless all experts have some."""
+    found = [expert.statistics for expert in experts if expert.statistics is not None]
+    if len(found) < len(experts):
         return None
-    nothing = np.full(shapes.pop(), np.nan)
-    return np.stack([nothing if value is None else value for value in found])
+    if len({value.shape for value in found}) > 1:
+        raise MergettaError("The experts have feature statistics of different sizes.")
+    return np.stack([*found, np.full_like(found[0], np.nan) if runtime.statistics is None else runtime.statistics])
