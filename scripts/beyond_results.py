@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mergetta import TorchRuntime
+from mergetta.adapters.backprop.hybrid import layers_of
 from mergetta.bench.cost import peak_memory, some_images
 from mergetta.bench.protocol import Cell, create, family_of, source_of, target_of
 from mergetta.bench.runner import run_suite
@@ -101,7 +102,7 @@ def hybrid(*place: str) -> None:
     """Error against peak memory, from the paper's method (0 layers) to back-propagation through all of them."""
     suite, lr = suite_of(*place), 1e-3
     family = family_of(suite)
-    norms = len({group.name.rpartition(".")[0] for group in TorchRuntime(family).structure})
+    norms = len(layers_of(TorchRuntime(family).structure))
     counts = sorted({round(share * norms) for share in (0, 0.15, 0.3, 0.5, 0.75, 1)})
     merge = suite.methods["zo-merge"]
     steps = {"zo_lr" if name == "lr" else name: value for name, value in merge.options.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mergetta.adapters.backprop.hybrid import layers_of
 from mergetta.bench.cost import peak_memory, some_images
 from mergetta.errors import MergettaError
 from mergetta.models.family import Family
@@ -38,8 +39,7 @@ def layers_within(family: Family, budget: float, batch_size: int, report: Callab
             report(f"{layers} layers: {found:.0f} MB")
             return found
 
-        norms = len({group.name.rpartition(".")[0] for group in TorchRuntime(family).structure})
-        return largest(norms, budget, peak)
+        return largest(len(layers_of(TorchRuntime(family).structure)), budget, peak)
 
 
 def largest(most: int, budget: float, peak: Callable[[int], float]) -> int:

@@ -29,7 +29,6 @@ from mergetta.merging import build_bundle
 from mergetta.runtimes.base import Runtime
 
 ONNX = ("deployed", "inference", "adapting", "two-forward", "settled", "int8-inference", "int8-adapting")
-FORWARD_ONLY = ("adapting", "adapting-roid")
 TORCH = ("inference", "adapting", "tent", "deyo", "roid")
 MODELS: dict[str, dict[str, Any]] = {
     "fashion-bn": {"batches": (64, 200)},
@@ -144,7 +143,7 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     kind = variant.removeprefix("int8-")
     if kind == "inference":
         return runtime, lambda: runtime.forwarded
-    if kind in FORWARD_ONLY or kind in METHODS:
+    if kind.startswith("adapting") or kind in METHODS:
         return adapting(runtime, kind), lambda: runtime.forwarded
     sides = 1 if kind == "two-forward" else 2
     adapter = ZOMerge(runtime, some_bundle(runtime), loss="entropy", sides=sides, keep_history=10)

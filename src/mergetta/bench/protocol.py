@@ -277,15 +277,16 @@ def build(runtime: TorchRuntime | OnnxRuntime, settings: BundleSettings, experts
 def create(suite: Suite, cell: Cell, runtime: TorchRuntime | OnnxRuntime, store: Store) -> Adapter:
     """The adapter of a cell, with its experts or its bundle."""
     settings: MethodSettings = suite.methods[cell.method]
-    needs = find_method(settings.adapter).needs
+    method = find_method(settings.adapter)
+    needs = method.needs
     options: dict[str, Any] = dict(settings.options)
-    accepted = accepted_options(find_method(settings.adapter).load())
+    accepted = accepted_options(method.load())
     if "seed" in accepted:
         options = {"seed": cell.seed, **options}
     if needs == "bundle" and "loss" in accepted:
         options = {"loss": LOSS_OF[str(cell.expert)], **options}
     batch_norm = any(group.kind == "batch" for group in runtime.structure)
-    if needs == "source" or (find_method(settings.adapter).source and not batch_norm):
+    if needs == "source" or (method.source and not batch_norm):
         features = source_features(suite)
         if features is not None:
             options["source"] = features

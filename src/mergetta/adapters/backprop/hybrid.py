@@ -10,20 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergetta.adapters.backprop.base import BackpropAdapter
+from mergetta.adapters.backprop.roid import ROID
 from mergetta.adapters.base import check_family, entry
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Group, Vector, check_groups
-from mergetta.losses import Roid
-from mergetta.losses.roid import correct_prior
 from mergetta.runtimes.torch_runtime import TorchRuntime
 from mergetta.seeds import generator
 from mergetta.zeroth_order.spsa import apply, probe
 
 
-class Hybrid(BackpropAdapter):
+class Hybrid(ROID):
     """Starts from the merge; the last `layers` norm layers learn as in ROID, by back-propagation that stops at the
     first of them, so that no activation before it is kept; the coefficients of the layers before move as in
     `zo-merge`, with the same loss. 0 layers: the paper's method. All of them: ROID from the merge. (From 1 layer on
@@ -40,7 +38,6 @@ class Hybrid(BackpropAdapter):
         zo_lr: float = 5e-3,
         delta: float = 1.0,
         clamp: float = 5.0,
-        source_share: float = 0.01,
         optimizer: str = "sgd",
         **options: Any,
     ) -> None:
@@ -51,9 +48,9 @@ class Hybrid(BackpropAdapter):
         learning = last_layers(runtime.structure, layers)
         self.bundle = replace(bundle, frozen=tuple({*bundle.frozen, *learning}))
         self.start = bundle.merge()
-        self.zo_lr, self.delta, self.clamp, self.source_share = zo_lr, delta, clamp, source_share
+        self.zo_lr, self.delta, self.clamp = zo_lr, delta, clamp
         others = [name for name in runtime.groups if name not in learning]
-        super().__init__(runtime, Roid(), optimizer=optimizer, frozen=others, **options)
+        super().__init__(runtime, optimizer=optimizer, frozen=others, **options)
 
     def reset(self) -> None:
         self.point: Vector = self.bundle.flatten()
@@ -99,13 +96,11 @@ class Hybrid(BackpropAdapter):
         return logits
 
     def after_step(self) -> None:
+        """As ROID does, but what is mixed back in is the merge."""
         with torch.no_grad():
             for name, parameter in self.learnt.items():
                 start = torch.from_numpy(self.start[name]).to(parameter.device).view(parameter.shape)
                 parameter.lerp_(start, self.source_share)
-
-    def returned(self, logits: Tensor) -> Tensor:
-        return correct_prior(logits)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "point": self.point.copy()}
@@ -118,13 +113,18 @@ class Hybrid(BackpropAdapter):
         self.point = point
 
 
+def layers_of(structure: Sequence[Group]) -> tuple[str, ...]:
+    """Names of the norm layers, in order."""
+    return tuple(dict.fromkeys(group.name.rpartition(".")[0] for group in structure))
+
+
 def last_layers(structure: Sequence[Group], count: int) -> tuple[str, ...]:
     """Names of the groups of the last `count` norm layers.
 
     >>> last_layers([Group(name, 4, 0, "layer") for name in ("a.weight", "a.bias", "b.weight", "b.bias")], 1)
     ('b.weight', 'b.bias')
     """
-    layers = list(dict.fromkeys(group.name.rpartition(".")[0] for group in structure))
+    layers = layers_of(structure)
     if not 0 <= count <= len(layers):
         raise MergettaError(f"layers must be 0 to {len(layers)} for this model, not {count}.")
     chosen = set(layers[len(layers) - count :])

@@ -112,9 +112,8 @@ class ZOMergePlus(Adapter):
         if not len(self.seen):
             return self.candidates[0] if self.ordered else np.full(self.size, 1 / self.size)
         mean, each = self.seen.T
-        balanced = (
-            np.median(mean[np.isfinite(mean)]) > 0.5 * self.most
-        )  # if not, the classes come one by one, and variety means error
+        # if not balanced, the classes come one by one, and variety means error
+        balanced = np.median(mean[np.isfinite(mean)]) > 0.5 * self.most
         return soften((mean * balanced - each) / self.temperature) @ self.candidates[: len(self.seen)]
 
     @property
@@ -199,7 +198,8 @@ class ZOMergePlus(Adapter):
 
     def _hold(self, images: np.ndarray) -> None:
         if self.held is None or len(self.held) < HELD:
-            self.held = np.concatenate([*([] if self.held is None else [self.held]), images])[:HELD].copy()
+            held = images if self.held is None else np.concatenate([self.held, images])
+            self.held = held[:HELD].copy()
 
     def _probe(self, images: int) -> None:
         """Show the held images to the next candidates, at most as many as the batch has, and as many at a time."""
