@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from mergetta import MergettaError
 from mergetta.bench.executors import Task
+from mergetta.bench.plan import missing_of
 from mergetta.bench.protocol import Cell, members, run_cell
 from mergetta.bench.report import write_studies
 from mergetta.bench.reproduce import STUDIES, chosen_studies, paper, parts_of, reproduce
@@ -126,6 +128,24 @@ def test_style_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = study("style-table", setting(seeds=(0,)), tmp_path)
     assert result.sheets[0].columns == ("domains", "2")
     assert result.sheets[0].rows[0].name == "source"
+
+
+def test_studies_of_many_variants_take_one_domain_of_each_kind_unless_asked() -> None:
+    suite = load_suite("fashion-bn")
+    every = Setting(suite, (0,), suite.domains)
+    for name in ("ablation", "dimensions"):
+        (part,) = parts_of(name, every).values()
+        assert part.domains == ("gaussian_noise", "motion_blur", "fog", "pixelate")
+        assert part.suite.domains == suite.domains  # experts of all
+        (part,) = parts_of(name, dataclasses.replace(every, asked=True)).values()
+        assert part.domains == suite.domains
+
+
+def test_back_propagation_rows_come_with_their_experts(tmp_path: Path) -> None:
+    where = dataclasses.replace(setting(seeds=(0,)), domains=THREE)
+    todo = missing_of(list(parts_of("corruption-table", where).values()), tmp_path)
+    assert {cell.method for _, cell in todo.cells.values()}.isdisjoint({"roid", "deyo"})
+    assert {origin.method for origin in todo.experts.values()} == {"roid", "deyo"}
 
 
 def test_unknown_study() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mergetta.adapters import find_method
-from mergetta.bench.protocol import Cell, cell_key, family_of, source_of, target_of
+from mergetta.bench.protocol import Cell, cell_key, family_of, same_run, source_of, target_of
 from mergetta.bench.runner import Origin, Part, cells_of, experts_of
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite
@@ -113,6 +113,10 @@ def missing_of(parts: Sequence[Part], cache: Path) -> Missing:
                 missing.cells[key] = part.suite, cell
                 missing.experts |= experts_of(part.suite, cell)
     missing.experts = {key: origin for key, origin in missing.experts.items() if store.expert(key) is None}
+    for origin in missing.experts.values():  # the method itself is measured on the way
+        own = same_run(*origin)
+        if own:
+            missing.cells.pop(cell_key(origin.suite, own), None)
     return missing
 
 

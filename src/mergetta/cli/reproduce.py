@@ -27,7 +27,13 @@ def command(
     data: Data = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
     samples: Annotated[int | None, typer.Option(min=1, help="Images per domain (default: the suite's).")] = None,
-    domains: Annotated[str | None, typer.Option(help="Only these target domains, separated by commas.")] = None,
+    domains: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these target domains, separated by commas. By default `ablation`, `dimensions` and "
+            "`sensitivity` take one of each kind, the others all; `all`: all everywhere."
+        ),
+    ] = None,
     severity: Severity = None,
     out: Annotated[Path, typer.Option(help="Folder for tables (Markdown, CSV) and figures (SVG, PNG).")] = Path(
         "results"
@@ -59,8 +65,9 @@ def command(
     from mergetta.files import write_atomically
 
     console = wide_console()
-    chosen = load_suite(suite, family, checkpoint, data).restricted(None, split(domains), samples, severity)
-    setting = Setting(chosen, tuple(range(seeds)), tuple(split(domains) or chosen.domains))
+    named = None if domains == "all" else split(domains)
+    chosen = load_suite(suite, family, checkpoint, data).restricted(None, named, samples, severity)
+    setting = Setting(chosen, tuple(range(seeds)), tuple(named or chosen.domains), asked=domains is not None)
     store = cache or default_cache()
     studies = chosen_studies(what)
     if dry_run:

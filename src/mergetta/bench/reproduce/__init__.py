@@ -44,7 +44,7 @@ def reproduce(
     records = dict(zip(parts, outcome.records, strict=True))
     sheets, drawings = module.outcome(setting, records, Store(cache))
     notes = [*module.NOTES, *(f"Failed and left out: {sentence}" for sentence in outcome.failures)]
-    facts = facts_of(setting, parts.values(), command)
+    facts = facts_of(setting, list(parts.values()), command)
     kept = [slim(record, part) for part, found in records.items() for record in found]
     return (
         Study(study, module.TITLE, label(setting), facts, tuple(sheets), tuple(drawings), tuple(notes), tuple(kept)),
@@ -63,8 +63,9 @@ def slim(record: Mapping[str, Any], part: str) -> dict[str, Any]:
     return {"part": part, **{key: value for key, value in record.items() if key not in ("wrong", "sizes", "ranks")}}
 
 
-def facts_of(setting: Setting, parts: Sequence[Part] | Any, command: str) -> dict[str, Any]:
+def facts_of(setting: Setting, parts: Sequence[Part], command: str) -> dict[str, Any]:
     suites = [part.suite for part in parts] or [setting.suite]
+    domains = max((part.domains for part in parts), key=len, default=setting.domains)
     seeds = len(setting.seeds)
     images = sorted({suite.samples for suite in suites})
     return {
@@ -72,10 +73,10 @@ def facts_of(setting: Setting, parts: Sequence[Part] | Any, command: str) -> dic
         "description": (
             f"{setting.suite.name}, family {setting.suite.family}, severity {setting.suite.severity}, "
             f"{' or '.join(f'{count:,}' for count in images)} images per domain, batch {setting.suite.batch_size}, "
-            f"{seeds} seed{'s' if seeds > 1 else ''}."
+            f"{seeds} seed{'s' if seeds > 1 else ''}, {len(domains)} domain{'s' if len(domains) > 1 else ''}."
         ),
         "seeds": list(setting.seeds),
-        "domains": list(setting.domains),
+        "domains": list(domains),
         "versions": dict(versions()),
         "settings": setting.suite.model_dump(mode="json", exclude={"checkpoint", "folder"}),
     }

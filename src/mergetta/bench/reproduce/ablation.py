@@ -26,6 +26,7 @@ NOTES = (
 
 
 def parts(setting: Setting) -> dict[str, Part]:
+    setting = setting.few()
     trimmed = setting.bundle.keep
     methods = {
         "no adaptation": setting.method("source"),
@@ -37,13 +38,13 @@ def parts(setting: Setting) -> dict[str, Part]:
         "merge + NWS + ZO + ARS": setting.zo({"reduce": False}),
         "merge + NWS + ZO + RR + ARS": setting.zo(),
         "merge + NWS + RR + ARS, no steps": setting.merged(),
-        "merge + ZO (no NWS, RR, ARS)": setting.zo({"keep": None, **ALL}),
     }
     methods |= {f"other merge: {recipe}": setting.merged(recipe=recipe) for recipe in RECIPES}
     return {"roid": setting.part(methods)}
 
 
 def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Sheet], list[Drawing]]:
+    setting = setting.few()
     means = averages(records["roid"], setting.domains)
     coefficients = {r["method"]: r.get("dimension") for r in records["roid"]}
     rows = []

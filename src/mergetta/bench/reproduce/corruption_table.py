@@ -16,14 +16,16 @@ from mergetta.bench.tables import Number
 NOTES: tuple[str, ...] = ()
 TITLE = "Corruptions (Tables 1 and 2 of the paper)"
 FORWARD = ("source", "bn-stats", "t3a")
-COLLABORATIVE = ("cola", "merge", "zo-merge", "zo-merge-tuned")
+COLLABORATIVE = ("cola", "merge", "zo-merge")
+OURS = ("zo-merge-tuned", "zo-merge-plus")
+"""Not the paper's: shown with ROID experts only."""
 BACKPROP = ("tent", "deyo", "roid")
 
 
 def parts(setting: Setting) -> dict[str, Part]:
     known = setting.suite.methods
-    both = {name: known[name] for name in (*FORWARD, *COLLABORATIVE, *BACKPROP) if name in known}
-    shared = {name: known[name] for name in COLLABORATIVE if name in known}
+    both = {name: known[name] for name in (*FORWARD, *COLLABORATIVE, *OURS, *BACKPROP) if name in known}
+    shared = {name: known[name] for name in (*COLLABORATIVE, "deyo") if name in known}  # makes the experts on the way
     return {"roid": setting.part(both, "roid"), "deyo": setting.part(shared, "deyo")}
 
 
@@ -31,7 +33,7 @@ def table(setting: Setting, records: Records) -> dict[str, list[Number | None]]:
     roid, deyo = (per_domain(records[expert], setting.domains) for expert in ("roid", "deyo"))
     rows = {name: roid[name] for name in FORWARD if name in roid}
     rows |= {f"{name}, DeYO experts": deyo[name] for name in COLLABORATIVE if name in deyo}
-    rows |= {f"{name}, ROID experts": roid[name] for name in COLLABORATIVE if name in roid}
+    rows |= {f"{name}, ROID experts": roid[name] for name in (*COLLABORATIVE, *OURS) if name in roid}
     return rows | {f"{name} (back-propagation)": roid[name] for name in BACKPROP if name in roid}
 
 

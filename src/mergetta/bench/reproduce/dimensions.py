@@ -31,6 +31,7 @@ NOTES = (
 
 
 def parts(setting: Setting) -> dict[str, Part]:
+    setting = setting.few()
     direct = {"recipe": "direct"}
     return {
         "roid": setting.part(
@@ -50,6 +51,7 @@ def parts(setting: Setting) -> dict[str, Part]:
 
 
 def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Sheet], list[Drawing]]:
+    setting = setting.few()
     found = list(records["roid"])
     means = averages(found, setting.domains)
     by_seed = [averages([r for r in found if r["seed"] == seed], setting.domains) for seed in setting.seeds]

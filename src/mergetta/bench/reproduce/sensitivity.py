@@ -17,8 +17,6 @@ from mergetta.bench.suite import MethodSettings
 from mergetta.bench.tables import Number
 
 TITLE = "Sensitivity (Figure 5 of the paper, and beyond)"
-DOMAINS = ("gaussian_noise", "motion_blur", "fog", "pixelate")
-"""One of each kind of corruption: noise, blur, weather, digital."""
 KEEP = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 RANK = (1, 2, 3, 5, 8, 14)
 TOLERANCE = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -43,8 +41,7 @@ NOTES = (
 
 def few(setting: Setting) -> Setting:
     """Fewer domains and images: there are many settings."""
-    chosen = tuple(d for d in DOMAINS if d in setting.domains) or setting.domains[:4]
-    return dataclasses.replace(setting, suite=setting.suite.restricted(samples=SAMPLES), domains=chosen)
+    return dataclasses.replace(setting.few(), suite=setting.suite.restricted(samples=SAMPLES))
 
 
 def settings(setting: Setting) -> dict[str, dict[str, MethodSettings]]:

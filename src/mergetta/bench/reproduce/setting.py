@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from mergetta.errors import MergettaError
 
 Records = Mapping[str, Sequence[Record]]
 """What each part of a study measured."""
+FEW = ("gaussian_noise", "motion_blur", "fog", "pixelate")
+"""One of each kind of corruption: noise, blur, weather, digital."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,13 @@ class Setting:
     suite: Suite
     seeds: tuple[int, ...]
     domains: tuple[str, ...]
+    asked: bool = False
+    """Whether these domains were asked for by name."""
+
+    def few(self) -> Setting:
+        """For studies of many variants: on one domain of each kind, unless others were asked for."""
+        chosen = tuple(d for d in FEW if d in self.domains) or self.domains[:4]
+        return self if self.asked else replace(self, domains=chosen)
 
     def part(self, methods: Mapping[str, MethodSettings], expert: str = "roid", **changes: Any) -> Part:
         """These methods on the suite; `changes` are of the suite."""
