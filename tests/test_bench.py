@@ -13,6 +13,7 @@ from mergetta.bench import protocol
 from mergetta.bench.protocol import (
     Cell,
     cell_key,
+    create,
     expert_key,
     family_of,
     make_expert,
@@ -49,6 +50,18 @@ def test_every_method_of_every_suite(name: str, expert: str, tmp_path: Path) -> 
         assert 0 <= record["error"] <= 100
         assert record["samples"] == sum(record["sizes"]) == 60
         assert record["forwards"] >= 1
+
+
+def test_peers_are_given_what_is_measured_on_clean_images(tmp_path: Path) -> None:
+    suite = small(methods=["eata", "rmt", "zoa"])
+    made = {}
+    for cell in cells_of(suite, "roid", ["fog"], [0]):
+        made[cell.method] = create(suite, cell, TorchRuntime(family_of(suite)), Store(tmp_path))
+    groups = TorchRuntime(family_of(suite)).groups
+    fisher = made["eata"].fisher  # type: ignore[attr-defined]
+    assert {name: len(values) for name, values in fisher.items()} == {name: len(v) for name, v in groups.items()}
+    assert made["rmt"].loss.prototypes.shape[0] == 10  # type: ignore[attr-defined]
+    assert made["zoa"].back.source.mean.ndim == 1  # type: ignore[attr-defined]
 
 
 PEERS = ("lame", "bn-alpha", "adabn", "zoa", "eata", "sar", "cotta", "rmt", "adamerging")

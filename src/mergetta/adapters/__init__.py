@@ -19,8 +19,8 @@ class Method:
     path: str
     needs: str = ""
     """What it must be given beside a runtime: `bundle`, `experts`, `source` (`source_features.py`), or nothing."""
-    source: bool = False
-    """Whether it also makes use of `source` if given, without BatchNorm."""
+    measured: str = ""
+    """An option that is measured on clean images, for which it is better off: `source`, `fisher`, `prototypes`."""
     prompts: bool = False
     """Whether it moves prompts, which its runtime must then have (`PromptedRuntime`)."""
 
@@ -48,20 +48,20 @@ METHODS: dict[str, Method] = {
     "lame": Method("forward_only.lame:LAME"),
     "bn-alpha": Method("forward_only.bn_alpha:BNAlpha"),
     "adabn": Method("forward_only.adabn:AdaBN"),
-    "zoa": Method("forward_only.zoa:ZOA", needs="source"),
-    "foa": Method("forward_only.foa:FOA", needs="source", prompts=True),
-    "fozo": Method("forward_only.fozo:FOZO", needs="source", prompts=True),
+    "zoa": Method("forward_only.zoa:ZOA", needs="source", measured="source"),
+    "foa": Method("forward_only.foa:FOA", needs="source", measured="source", prompts=True),
+    "fozo": Method("forward_only.fozo:FOZO", needs="source", measured="source", prompts=True),
     "cola": Method("forward_only.cola:CoLA", needs="experts"),
     "merge": Method("forward_only.merge:Merge", needs="bundle"),
     "zo-merge": Method("forward_only.zo_merge:ZOMerge", needs="bundle"),
-    "zo-merge-plus": Method("forward_only.zo_merge_plus:ZOMergePlus", needs="experts", source=True),
+    "zo-merge-plus": Method("forward_only.zo_merge_plus:ZOMergePlus", needs="experts", measured="source"),
     "tent": Method("backprop.tent:Tent"),
     "deyo": Method("backprop.deyo:DeYO"),
     "roid": Method("backprop.roid:ROID"),
-    "eata": Method("backprop.eata:EATA"),
+    "eata": Method("backprop.eata:EATA", measured="fisher"),
     "sar": Method("backprop.sar:SAR"),
     "cotta": Method("backprop.cotta:CoTTA"),
-    "rmt": Method("backprop.rmt:RMT"),
+    "rmt": Method("backprop.rmt:RMT", measured="prototypes"),
     "hybrid": Method("backprop.hybrid:Hybrid", needs="bundle"),
     "adamerging": Method("backprop.adamerging:AdaMerging", needs="experts"),
 }

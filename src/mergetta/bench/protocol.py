@@ -16,7 +16,9 @@ import torch
 
 from mergetta.adapters import accepted_options, create_adapter, find_method
 from mergetta.adapters.backprop.base import BackpropAdapter
+from mergetta.adapters.backprop.eata import estimate_fisher
 from mergetta.adapters.backprop.expert_training import Moments, Training
+from mergetta.adapters.backprop.rmt import source_prototypes
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.cola import source_expert
 from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
@@ -28,7 +30,7 @@ from mergetta.data.sources import Source, open_source
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import last_blocks
+from mergetta.groups import Vector, last_blocks
 from mergetta.losses.probabilities import softmax
 from mergetta.merging import LOSS_OF, build_bundle
 from mergetta.merging.recipes import merge_by_recipe
@@ -43,7 +45,7 @@ PROTOCOL = 1
 CODE = ("data.sources", "models", "runtimes.torch_runtime")
 """What every result depends on, beside its adapter."""
 STATISTICS = 1000
-"""Clean images that the source model's feature statistics are taken from."""
+"""Clean images that are measured on: the source model's features, EATA's Fisher information, RMT's prototypes."""
 CALIBRATION = 200
 """Clean images that the ranges of an int8 CNN are measured on."""
 
@@ -214,7 +216,7 @@ def cell_key(suite: Suite, cell: Cell) -> str:
     if method.needs == "experts":
         statistics = family_of(suite).statistics
         facts["statistics"] = None if statistics is None else statistics.tolist()
-    if method.source:
+    if method.measured:
         facts["source"] = source_of(suite).clean(STATISTICS) is not None
     if cell.expert:
         facts["experts"] = [expert_key(at, cell.expert, domain, cell.seed) for at, domain in members(suite, cell)]
@@ -248,20 +250,20 @@ def runtime_of(suite: Suite, settings: MethodSettings, seed: int) -> TorchRuntim
     return OnnxRuntime(model, threads=1)
 
 
-def source_features(suite: Suite) -> SourceFeatures | None:
-    """Of clean images, if there are any: for methods that need to know what features looked like at the source."""
-    return features_once(suite.family, suite.checkpoint, suite.data, suite.folder, suite.batch_size)
-
-
 @lru_cache(maxsize=4)
-def features_once(
-    family: str, checkpoint: Path | None, kind: str, folder: Path | None, batch_size: int
-) -> SourceFeatures | None:
+def measured(
+    what: str, family: str, checkpoint: Path | None, kind: str, folder: Path | None, batch_size: int
+) -> SourceFeatures | dict[str, Vector] | np.ndarray | None:
+    """What a method may know of the source, measured on clean images if there are any."""
     clean = open_once(kind, folder).clean(STATISTICS)
     if clean is None:
         return None
     runtime = TorchRuntime(with_statistics(family, checkpoint, kind, folder))
-    return measure_source(runtime, (images for images, _ in clean.stream(0, batch_size)))
+    batches = clean.stream(0, batch_size)
+    if what == "prototypes":
+        return source_prototypes(runtime, batches)
+    images = (images for images, _ in batches)
+    return estimate_fisher(runtime, images) if what == "fisher" else measure_source(runtime, images)
 
 
 def build(runtime: TorchRuntime | OnnxRuntime, settings: BundleSettings, experts: list[Expert], seed: int) -> Bundle:
@@ -285,12 +287,11 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime | OnnxRuntime, store:
         options = {"seed": cell.seed, **options}
     if needs == "bundle" and "loss" in accepted:
         options = {"loss": LOSS_OF[str(cell.expert)], **options}
-    batch_norm = any(group.kind == "batch" for group in runtime.structure)
-    if needs == "source" or (method.source and not batch_norm):
-        features = source_features(suite)
-        if features is not None:
-            options["source"] = features
-        elif needs == "source":
+    if method.measured:
+        value = measured(method.measured, suite.family, suite.checkpoint, suite.data, suite.folder, suite.batch_size)
+        if value is not None:
+            options[method.measured] = value
+        elif needs == method.measured:
             raise MergettaError(f"{suite.name} has no clean images, which {settings.adapter} needs.")
     if needs == "experts":
         known = [] if runtime.statistics is None else [source_expert(runtime)]
