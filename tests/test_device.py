@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mergetta import Bundle, MergettaError, ZOMerge, build_bundle
+from mergetta import Bundle, Expert, MergettaError, OnnxRuntime, ZOMerge, build_bundle
+from mergetta.adapters.forward_only.zo_merge_plus import ZOMergePlus
 from mergetta.data.fashion import load_fashion
 from mergetta.device.agent import Agent
 from mergetta.device.governor import ADAPTING, SETTLED, Governor, unusual
 from mergetta.device.state import load_state, save_state
+from mergetta.device.steady import Steady
 from mergetta.device.stream import Item, batched, open_stream
 
 from .numpy_runtime import NumpyRuntime
@@ -176,6 +178,31 @@ def items_of(count: int) -> list[Item]:
     return [Item(i, f"{i}", rng.integers(0, 256, (6, 6, 1)).astype(np.uint8)) for i in range(count)]
 
 
+class TestSteady:
+    def make(self, folder: Path) -> Agent:
+        runtime, rng = NumpyRuntime(), np.random.default_rng(0)
+        experts = [
+            Expert({n: v + 0.3 * rng.normal(size=v.shape) for n, v in runtime.groups.items()}, runtime.family, f"{i}")
+            for i in range(4)
+        ]
+        steady = Steady(ZOMergePlus(runtime, experts, guard=False))
+        return Agent(steady, CLASSES, folder / "out.jsonl", folder / "state.safetensors")
+
+    def test_settles_counts_and_resumes(self, tmp_path: Path) -> None:
+        items = items_of(640)
+        (tmp_path / "whole").mkdir()
+        *_, summary = self.make(tmp_path / "whole").run(batched(iter(items), 64))
+        assert (summary.images, summary.batches, summary.state, summary.steps) == (640, 10, SETTLED, 6)
+        assert 2 < summary.forwards <= 3
+        agent = self.make(tmp_path)
+        first = [agent.step(batch) for batch in list(batched(iter(items), 64))[:3]]
+        assert first[-1].state == ADAPTING
+        again = self.make(tmp_path)
+        *_, resumed = again.run(batched(iter(items[again.position :]), 64))
+        assert resumed == summary
+        assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
+
+
 class TestAgent:
     def make(self, folder: Path) -> Agent:
         return Agent(make_governor(), CLASSES, folder / "out.jsonl", folder / "state.safetensors")
@@ -299,7 +326,16 @@ def test_from_export_to_predictions(tmp_path: Path) -> None:
     again = mergetta(*run, cwd=tmp_path)
     assert again.returncode == 0
     assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 150
-    mergetta("export", "--family", "fashion-vit", "--out", "v.onnx", cwd=tmp_path)
+    run = ["run", "--model", "m.onnx", "--experts", ".", "--images", "stream.npz", "--state", "t", "--json"]
+    refused = mergetta(*run, cwd=tmp_path)  # the bundle is there too
+    assert refused.returncode == 2 and "b.safetensors" in refused.stderr
+    (tmp_path / "experts").mkdir()
+    assert "no experts" in mergetta(*run[:4], "experts", *run[5:], cwd=tmp_path).stderr
+    (tmp_path / "e.safetensors").rename(tmp_path / "experts" / "e.safetensors")
+    summary = json.loads(mergetta(*run[:4], "experts", *run[5:], cwd=tmp_path).stdout)
+    assert (summary["images"], summary["steps"]) == (150, 1) and 2 < summary["forwards"] <= 3
+    mergetta("export", "--family", "fashion-vit", "--calibration", "stream.npz", "--out", "v.onnx", cwd=tmp_path)
+    assert np.shape(OnnxRuntime(tmp_path / "v.onnx").metadata["features"])[0] == 2
     wrong = mergetta("run", "--model", "v.onnx", "--bundle", "b.safetensors", "--images", "stream.npz", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "belongs to the family" in " ".join(wrong.stderr.split())

@@ -20,6 +20,7 @@ from rich.live import Live
 if TYPE_CHECKING:
     from mergetta.device.agent import Agent
     from mergetta.device.stream import Item
+    from mergetta.expert import Expert
 
 T = TypeVar("T")
 Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
@@ -34,6 +35,12 @@ def command(
     images: Annotated[str, typer.Option(help="FILE.npz, a folder of images, or `-` for raw frames on standard input.")],
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `mergetta build` wrote.")] = None,
     hub: Annotated[str | None, typer.Option(help="Address of a hub, instead of --bundle.")] = None,
+    experts: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of experts, instead of --bundle: run zo-merge-plus (it has no δ, η, loss, budget)."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Predictions: one JSON object per line, or CSV if it ends in .csv.")] = Path(
         "predictions.jsonl"
     ),
@@ -66,17 +73,21 @@ def command(
     """Predict a stream and adapt to it with forward passes alone; settle when done, wake when the domain changes.
 
     Example: `mergetta run --model m.onnx --bundle b.safetensors --images photos/ --state state.safetensors`
+
+    Example: `mergetta run --model m.onnx --experts experts/ --images photos/`
     """
     from mergetta.adapters.forward_only.zo_merge import ZOMerge
+    from mergetta.adapters.forward_only.zo_merge_plus import ZOMergePlus
     from mergetta.bundle import Bundle
     from mergetta.device.agent import Agent
     from mergetta.device.governor import Governor
     from mergetta.device.state import bundle_of
+    from mergetta.device.steady import Steady
     from mergetta.device.stream import batched, open_stream
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
-    if (bundle is None) == (hub is None):
-        raise typer.BadParameter("Give either --bundle or --hub.")
+    if sum(given is not None for given in (bundle, hub, experts)) != 1:
+        raise typer.BadParameter("Give one of --bundle, --hub and --experts.")
     runtime = OnnxRuntime(model, threads=threads)
     with contextlib.ExitStack() as stack:
         link = None
@@ -91,14 +102,19 @@ def command(
             link = HubLink(client, runtime.family, hub_folder, name, refresh, exclude or (), exclude_own, groups)
             stack.callback(link.stop)
             merged = link.start(bundle_of(state) if state else None)
-        else:
-            assert bundle is not None
+        elif bundle is not None:
             merged = Bundle.load(bundle, runtime.family)
-        if delta is None:
-            delta = float(runtime.metadata.get("delta", 0.1))
-        chosen = loss or merged.settings.get("loss") or "roid"
-        adapter = ZOMerge(runtime, merged, str(chosen), lr=lr, delta=delta, sides=sides, seed=seed, keep_history=1000)
-        governor = Governor(adapter, max_steps=max_steps, every=every, budget=budget)
+        governor: Governor | Steady
+        if experts is not None:
+            governor = Steady(
+                ZOMergePlus(runtime, load_experts(experts, runtime.family), runtime.metadata.get("features"))
+            )
+        else:
+            if delta is None:
+                delta = float(runtime.metadata.get("delta", 0.1))
+            chosen = str(loss or merged.settings.get("loss") or "roid")
+            adapter = ZOMerge(runtime, merged, chosen, lr=lr, delta=delta, sides=sides, seed=seed, keep_history=1000)
+            governor = Governor(adapter, max_steps=max_steps, every=every, budget=budget)
         agent = Agent(governor, runtime.metadata["classes"], out, state, link)
         channels, size = runtime.metadata["channels"], runtime.metadata["size"]
         stream = open_stream(images, channels, size, agent.position, parse(frame), sys.stdin.buffer)
@@ -113,6 +129,15 @@ def command(
         f"{summary.state or 'nothing to do'}",
         highlight=False,
     )
+
+
+def load_experts(folder: Path, family: str) -> list[Expert]:
+    from mergetta.expert import Expert
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise typer.BadParameter(f"There are no experts (*.safetensors) in {folder}.")
+    return [Expert.load(file, family) for file in files]
 
 
 def follow(agent: Agent, batches: Iterator[list[Item]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import io
 import json
 import math
@@ -19,6 +18,7 @@ import numpy as np
 from mergetta.data.streams import as_input
 from mergetta.device.governor import Governor
 from mergetta.device.state import load_state, save_state
+from mergetta.device.steady import Steady
 from mergetta.device.stream import Item
 from mergetta.errors import MergettaError
 from mergetta.files import make_durable
@@ -60,7 +60,7 @@ class Agent:
 
     def __init__(
         self,
-        governor: Governor,
+        governor: Governor | Steady,
         classes: list[str],
         out: Path,
         state: Path | None = None,
@@ -69,13 +69,14 @@ class Agent:
     ) -> None:
         if report_every < 1:
             raise MergettaError(f"report_every must be at least 1, not {report_every}.")
+        if link and not isinstance(governor, Governor):
+            raise MergettaError("A hub gives bundles, which only a Governor can take.")
         self.governor = governor
         self.classes = classes
         self.out, self.state = out, state
-        adapter = governor.adapter
-        self.family = adapter.runtime.family
+        self.family = governor.adapter.runtime.family
         self.link, self.report_every = link, report_every
-        self.bundle = link.id if link else hashlib.sha256(adapter.bundle.to_bytes()).hexdigest()
+        self.bundle = link.id if link else governor.digest
         self._kept = ""  # the bundle that the link was told to keep
         self._unreported = 0  # batches since the last report
         self.position = 0
@@ -137,6 +138,7 @@ class Agent:
             return
         bundle, id = newer
         try:
+            assert isinstance(self.governor, Governor)
             self.governor.swap(bundle)
         except MergettaError as error:
             self.link.refuse(error)
@@ -157,6 +159,7 @@ class Agent:
     def _report(self, link: HubLink) -> None:
         """Counts and norms; never an image, nor what was predicted for one."""
         summary, governor = dataclasses.asdict(self.summary), self.governor
+        assert isinstance(governor, Governor)
         bundle, coefficients = governor.adapter.bundle, governor.adapter.coefficients
         apart = [w - bundle.coefficients[name] for name, w in coefficients.items()]
         summary["entropy"] = finite(governor.last_entropy)
@@ -188,7 +191,7 @@ class Agent:
             images=self.position - self.bad,
             bad=self.bad,
             batches=governor.batches,
-            steps=governor.adapter.steps,
+            steps=governor.steps,
             shifts=governor.shifts,
             rollbacks=governor.rollbacks,
             forwards=governor.passes / max(1, governor.images),

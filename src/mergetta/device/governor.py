@@ -6,6 +6,7 @@ so they need no labels and hold for any batch size: small batches vary more, and
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,15 @@ class Governor:
         self.window, self.max_steps, self.sensitivity = window, max_steps, sensitivity
         self.every, self.budget, self.restart = every, budget, restart
         self.reset()
+
+    @property
+    def digest(self) -> str:
+        """Of the bundle."""
+        return hashlib.sha256(self.adapter.bundle.to_bytes()).hexdigest()
+
+    @property
+    def steps(self) -> int:
+        return self.adapter.steps
 
     def reset(self) -> None:
         """As on a new device."""

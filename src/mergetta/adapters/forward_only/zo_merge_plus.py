@@ -105,6 +105,8 @@ class ZOMergePlus(Adapter):
         """Its sum of entropies, then of predictions."""
         self.doubt = False
         """Whether the last batch looked like a few classes only."""
+        self.shifts = 0
+        """How often it has started anew."""
 
     @property
     def weights(self) -> Vector:
@@ -183,9 +185,9 @@ class ZOMergePlus(Adapter):
         now = np.stack([mean, square - mean**2])
         if self.recent_images >= HELD:
             if self.running is not None and distance(self.running, now) > self.shift_threshold:
-                doubt = self.doubt
+                doubt, shifts = self.doubt, self.shifts + 1
                 self.reset()
-                self.doubt = doubt
+                self.doubt, self.shifts = doubt, shifts
             self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
             self.recent_images = 0
         if not len(self.seen) and not self.shown:
@@ -235,6 +237,7 @@ class ZOMergePlus(Adapter):
             "ordered": int(self.ordered),
             "shown": self.shown,
             "recent_images": self.recent_images,
+            "shifts": self.shifts,
             "recent": self.recent.copy(),
             "tally": self.tally.copy(),
             "candidates": self.candidates.copy(),
@@ -243,8 +246,8 @@ class ZOMergePlus(Adapter):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        doubt, ordered, shown, count = (
-            int(entry(state, name)) for name in ("doubt", "ordered", "shown", "recent_images")
+        doubt, ordered, shown, count, shifts = (
+            int(entry(state, name)) for name in ("doubt", "ordered", "shown", "recent_images", "shifts")
         )
         recent, tally, candidates, seen = (
             np.array(entry(state, name)) for name in ("recent", "tally", "candidates", "seen")
@@ -264,7 +267,7 @@ class ZOMergePlus(Adapter):
             raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
         self.doubt, self.ordered, self.shown, self.recent_images = bool(doubt), bool(ordered), shown, count
         self.recent, self.tally, self.candidates, self.seen = recent, tally, candidates, seen
-        self.running, self.held = running, held
+        self.running, self.held, self.shifts = running, held, shifts
 
 
 def entropy(p: np.ndarray) -> np.ndarray:
