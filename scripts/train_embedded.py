@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mergetta.adapters.backprop.expert_training import Moments
 from mergetta.data.fashion import CLASSES, FILE
+from mergetta.data.fashion_clean import FILE as CLEAN
 from mergetta.models.family import ARCHITECTURES, EMBEDDED, Family, Preprocessing
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
@@ -94,11 +95,12 @@ def save_with_statistics(family: Family, images: Tensor) -> None:
 
 
 def cut_data(folder: Path) -> None:
-    """The first 4,000 test images and their labels."""
-    images = read_idx(folder / "t10k-images-idx3-ubyte.gz")[:4000]
-    labels = read_idx(folder / "t10k-labels-idx1-ubyte.gz")[:4000]
-    np.savez_compressed(FILE, images=images, labels=labels)
-    print(f"wrote {FILE.name}: {FILE.stat().st_size / 1e6:.2f} MB")
+    """The first 4,000 test images and the first 2,000 training images, with their labels."""
+    for file, part, count in ((FILE, "t10k", 4000), (CLEAN, "train", 2000)):
+        images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")[:count]
+        labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")[:count]
+        np.savez_compressed(file, images=images, labels=labels)
+        print(f"wrote {file.name}: {file.stat().st_size / 1e6:.2f} MB")
 
 
 def main() -> None:

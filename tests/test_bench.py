@@ -30,6 +30,7 @@ from mergetta.bench.runner import cells_of, run_suite
 from mergetta.bench.store import Store, address, code_digest, home_of, parsed
 from mergetta.bench.suite import MethodSettings, Suite, load_suite
 from mergetta.bench.tables import error_table, markdown_table, settings_of, write_json
+from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import Domain
 from mergetta.losses.probabilities import softmax
 
@@ -62,6 +63,25 @@ def test_peers_are_given_what_is_measured_on_clean_images(tmp_path: Path) -> Non
     assert {name: len(values) for name, values in fisher.items()} == {name: len(v) for name, v in groups.items()}
     assert made["rmt"].loss.prototypes.shape[0] == 10  # type: ignore[attr-defined]
     assert made["zoa"].back.source.mean.ndim == 1  # type: ignore[attr-defined]
+
+
+def test_a_shorter_stream_has_the_same_experts_and_the_same_start(tmp_path: Path) -> None:
+    whole, store = small(methods=["bn-stats", "merge", "roid"]), Store(tmp_path)
+    short = whole.model_copy(update={"first": 40})
+    for cell in cells_of(whole, "roid", ["fog"], [0]):
+        one, two = run_cell(whole, cell, store), run_cell(short, cell, store)
+        assert (len(one["sizes"]), len(two["sizes"]), two["samples"]) == (3, 2, 40)
+        assert one["wrong"][:2] == two["wrong"]
+    assert len(list((tmp_path / "experts").iterdir())) == 2
+    assert same_run(short, "roid", "fog", 0) is None
+
+
+def test_clean_images_are_not_the_targets() -> None:
+    suite = load_suite("fashion-bn")
+    clean = protocol.clean_images(suite.data, suite.folder, 2000)
+    assert clean is not None
+    targets = {image.tobytes() for image in np.asarray(load_fashion()[0])}
+    assert not any(image.tobytes() in targets for image in np.asarray(clean.images))
 
 
 PEERS = ("lame", "bn-alpha", "adabn", "zoa", "eata", "sar", "cotta", "rmt", "adamerging")

@@ -197,6 +197,7 @@ class TestSteady:
         agent = self.make(tmp_path)
         first = [agent.step(batch) for batch in list(batched(iter(items), 64))[:3]]
         assert first[-1].state == ADAPTING
+        assert agent.governor.state_dict()["held"].dtype == np.uint8
         again = self.make(tmp_path)
         *_, resumed = again.run(batched(iter(items[again.position :]), 64))
         assert resumed == summary
@@ -334,6 +335,14 @@ def test_from_export_to_predictions(tmp_path: Path) -> None:
     (tmp_path / "e.safetensors").rename(tmp_path / "experts" / "e.safetensors")
     summary = json.loads(mergetta(*run[:4], "experts", *run[5:], cwd=tmp_path).stdout)
     assert (summary["images"], summary["steps"]) == (150, 1) and 2 < summary["forwards"] <= 3
+    plain = json.loads(mergetta(*run[:4], "experts", "--no-mirror", *run[5:-3], "--json", cwd=tmp_path).stdout)
+    assert 1 <= plain["forwards"] <= 2  # three batches: not settled yet
+    for wrong in (
+        [*run[:4], "experts", "--budget", 2, *run[5:]],
+        [*run[:3], "--bundle", "b.safetensors", "--no-mirror", *run[5:]],
+    ):
+        refused = mergetta(*wrong, cwd=tmp_path)
+        assert refused.returncode == 2 and "does not go with" in " ".join(refused.stderr.split())
     mergetta("export", "--family", "fashion-vit", "--calibration", "stream.npz", "--out", "v.onnx", cwd=tmp_path)
     assert np.shape(OnnxRuntime(tmp_path / "v.onnx").metadata["features"])[0] == 2
     wrong = mergetta("run", "--model", "v.onnx", "--bundle", "b.safetensors", "--images", "stream.npz", cwd=tmp_path)

@@ -192,6 +192,8 @@ def test_an_expert_that_breaks_the_model_gets_no_weight(evenly: np.ndarray) -> N
         for _ in range(3):
             logits = adapter.predict(evenly * 10)
             assert np.isfinite(logits).all()
+            for value in adapter.state_dict().values():  # a device must be able to read it again
+                assert np.isfinite(value).all()
     assert adapter.settled
     assert adapter.weights[1] == 0
 

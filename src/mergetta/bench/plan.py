@@ -95,7 +95,7 @@ class Missing:
 
     def passes(self) -> float:
         """What it costs, in images forwarded."""
-        methods = [(suite.methods[cell.method], suite.samples) for suite, cell in self.cells.values()]
+        methods = [(suite.methods[cell.method], suite.first or suite.samples) for suite, cell in self.cells.values()]
         cells = sum((cost_of(method.adapter) + bool(method.mirror)) * samples for method, samples in methods)
         made = [
             (origin.method, origin.suite.expert_samples or origin.suite.samples) for origin in self.experts.values()

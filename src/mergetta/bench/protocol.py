@@ -26,6 +26,7 @@ from mergetta.arrays import Array, to_numpy
 from mergetta.bench.store import Store, address, code_digest
 from mergetta.bench.suite import BundleSettings, MethodSettings, Suite
 from mergetta.bundle import Bundle
+from mergetta.data.fashion_clean import load_fashion_clean
 from mergetta.data.sources import Source, open_source
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
@@ -45,7 +46,11 @@ PROTOCOL = 1
 CODE = ("data.sources", "models", "runtimes.torch_runtime")
 """What every result depends on, beside its adapter."""
 STATISTICS = 1000
-"""Clean images that are measured on: the source model's features, EATA's Fisher information, RMT's prototypes."""
+"""Clean images that the source model's features and RMT's prototypes are measured on."""
+FISHER = 2000
+"""Clean images that EATA's Fisher information is measured on, as published."""
+DEVICES = 4
+"""Experts of one domain that a large pool may have, each made by a device of its own."""
 CALIBRATION = 200
 """Clean images that the ranges of an int8 CNN are measured on."""
 
@@ -72,7 +77,7 @@ def with_statistics(name: str, checkpoint: Path | None, kind: str, folder: Path 
     pool. Without clean images the source model is not in the pool.
     """
     family = load_once(name, checkpoint)
-    clean = open_once(kind, folder).clean(STATISTICS) if family.statistics is None else None
+    clean = clean_images(kind, folder, STATISTICS) if family.statistics is None else None
     if clean is None:
         return family
     moments, runtime = Moments(), TorchRuntime(family, source_statistics=1.0)
@@ -92,6 +97,11 @@ def open_once(kind: str, folder: Path | None) -> Source:
 
 def source_of(suite: Suite) -> Source:
     return open_once(suite.data, suite.folder)
+
+
+def clean_images(kind: str, folder: Path | None, count: int) -> Domain | None:
+    """Clean images to measure something of the source on, if there are any: none that a target shows."""
+    return load_fashion_clean(count) if kind.startswith("fashion") else open_once(kind, folder).clean(count)
 
 
 @lru_cache(maxsize=2)
@@ -169,24 +179,21 @@ def make_expert(suite: Suite, method: str, domain: str, seed: int, store: Store)
 
 def same_run(suite: Suite, expert: str, domain: str, seed: int) -> Cell | None:
     """The cell whose method does exactly what makes the expert: same images, same options."""
-    if suite.expert_samples is None and suite.expert_batch_size in (None, suite.batch_size):
+    if suite.first is None and suite.expert_samples is None and suite.expert_batch_size in (None, suite.batch_size):
         for name, settings in suite.methods.items():
             if (settings.adapter, settings.options, settings.mirror) == (expert, suite.experts[expert], None):
                 return Cell(name, None, domain, seed)
     return None
 
 
-def members(suite: Suite, cell: Cell) -> list[tuple[Suite, str]]:
-    """The experts that a cell may use, as (suite, domain) that they are made from: all but the target's own."""
+def members(suite: Suite, cell: Cell) -> list[tuple[str, int]]:
+    """The experts that a cell may use, by the domain and the seed that they are made with: all but the target's own."""
     others = [domain for domain in suite.domains if domain != cell.domain]
     wanted = suite.methods[cell.method].pool
     if wanted is None:
-        return [(suite, domain) for domain in others]
+        return [(domain, cell.seed) for domain in others]
     order = generator(cell.seed, 0, f"pool/{cell.domain}").permutation(len(others))
-    severities = [suite.severity] if suite.data.endswith("-styles") else range(suite.severity, 0, -1)
-    found = [
-        (suite.model_copy(update={"severity": severity}), others[index]) for severity in severities for index in order
-    ]
+    found = [(others[index], (cell.seed + device) % DEVICES) for device in range(DEVICES) for index in order]
     if wanted > len(found):
         raise MergettaError(f"The suite {suite.name} has {len(found)} experts for {cell.domain}, not {wanted}.")
     return found[:wanted]
@@ -194,7 +201,7 @@ def members(suite: Suite, cell: Cell) -> list[tuple[Suite, str]]:
 
 def pool(suite: Suite, cell: Cell, store: Store) -> list[Expert]:
     assert cell.expert is not None
-    return [make_expert(origin, cell.expert, domain, cell.seed, store) for origin, domain in members(suite, cell)]
+    return [make_expert(suite, cell.expert, domain, seed, store) for domain, seed in members(suite, cell)]
 
 
 def cell_key(suite: Suite, cell: Cell) -> str:
@@ -216,10 +223,12 @@ def cell_key(suite: Suite, cell: Cell) -> str:
     if method.needs == "experts":
         statistics = family_of(suite).statistics
         facts["statistics"] = None if statistics is None else statistics.tolist()
-    if method.measured:
-        facts["source"] = source_of(suite).clean(STATISTICS) is not None
+    if method.measured or settings.runtime == "int8":
+        facts["clean"] = clean_images(suite.data, suite.folder, 1) is not None
+    if suite.first:
+        facts["first"] = suite.first
     if cell.expert:
-        facts["experts"] = [expert_key(at, cell.expert, domain, cell.seed) for at, domain in members(suite, cell)]
+        facts["experts"] = [expert_key(suite, cell.expert, domain, seed) for domain, seed in members(suite, cell)]
     return address(facts)
 
 
@@ -232,7 +241,7 @@ def device_model(family: str, checkpoint: Path | None, kind: str, folder: Path |
     loaded = with_statistics(family, checkpoint, kind, folder)
     model = to_onnx(loaded)
     if int8 and any(group.kind == "batch" for group in TorchRuntime(loaded).structure):
-        clean = open_once(kind, folder).clean(CALIBRATION)
+        clean = clean_images(kind, folder, CALIBRATION)
         if clean is None:
             raise MergettaError("int8 needs clean images to calibrate on, and these data have none.")
         model = quantize_static(model, [images for images, _ in clean.stream(0, 50)])
@@ -255,13 +264,14 @@ def measured(
     what: str, family: str, checkpoint: Path | None, kind: str, folder: Path | None, batch_size: int
 ) -> SourceFeatures | dict[str, Vector] | np.ndarray | None:
     """What a method may know of the source, measured on clean images if there are any."""
-    clean = open_once(kind, folder).clean(STATISTICS)
+    clean = clean_images(kind, folder, FISHER if what == "fisher" else STATISTICS)
     if clean is None:
         return None
     runtime = TorchRuntime(with_statistics(family, checkpoint, kind, folder))
     batches = clean.stream(0, batch_size)
     if what == "prototypes":
-        return source_prototypes(runtime, batches)
+        every = len(np.unique(clean.labels)) == len(runtime.classifier.bias)
+        return source_prototypes(runtime, batches) if every else None
     images = (images for images, _ in batches)
     return estimate_fisher(runtime, images) if what == "fisher" else measure_source(runtime, images)
 
@@ -351,6 +361,8 @@ def online(
         after(images)
         wrong.append(int(np.count_nonzero(np.argmax(logits, axis=1) != labels)))
         sizes.append(len(labels))
+        if suite.first and sum(sizes) >= suite.first:
+            break
     samples = sum(sizes)
     record: dict[str, Any] = {
         "expert": cell.expert,

@@ -11,7 +11,7 @@ from typing import Any
 import mergetta
 from mergetta.bench.figures import all_figures
 from mergetta.bench.sheets import Study
-from mergetta.bench.tables import SPREAD, ErrorTable, Record, error_table
+from mergetta.bench.tables import SPREAD, ErrorTable, Record, best_rows, error_table
 from mergetta.files import write_atomically
 
 STYLE = """
@@ -52,7 +52,7 @@ def write_report(path: Path, title: str, note: str, records: Sequence[Record], s
     )
     backprop = ", ".join(dict.fromkeys(r["method"] for r in records if r["backprop"])) or "None of these methods"
     body = f"""<h2>Error, percent</h2><div class="scroll">{html_table(error_table(records))}</div>
-<p>{SPREAD}; best in bold.</p>
+<p>{SPREAD}; bold: no other is better by more than the spread.</p>
 {figures}
 <h2>Protocol</h2><p>{PROTOCOL} {html.escape(backprop)} back-propagate; all others run forward passes only.</p>
 <h2>Settings</h2><pre>{html.escape(json.dumps(settings, indent=1))}</pre>
@@ -73,10 +73,8 @@ def page(title: str, lead: str, body: str) -> str:
 
 def html_table(table: ErrorTable) -> str:
     def row(name: str, numbers: list[Any], tag: str = "td") -> str:
-        best = min(round(number.mean, 1) for number in numbers)
-        cells = "".join(
-            f"<td{' class=best' if round(number.mean, 1) <= best else ''}>{number}</td>" for number in numbers
-        )
+        (best,) = best_rows([numbers])
+        cells = "".join(f"<td{' class=best' if i in best else ''}>{number}</td>" for i, number in enumerate(numbers))
         return f"<tr><td>{html.escape(name)}</td>{cells}</tr>"
 
     head = "".join(f"<th>{html.escape(method)}</th>" for method in table.methods)

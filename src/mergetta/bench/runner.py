@@ -159,7 +159,7 @@ def experts_of(suite: Suite, cell: Cell) -> dict[str, Origin]:
     """What the experts of a cell are made from, by key."""
     if cell.expert is None:
         return {}
-    origins = [Origin(origin, cell.expert, domain, cell.seed) for origin, domain in members(suite, cell)]
+    origins = [Origin(suite, cell.expert, domain, seed) for domain, seed in members(suite, cell)]
     return {expert_key(*origin): origin for origin in origins}
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mergetta.bench.tables import Number
+from mergetta.bench.tables import Number, best_rows
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
 
@@ -135,24 +135,6 @@ def tuples(content: dict[str, Any]) -> dict[str, Any]:
 
 def numbered(index: int) -> str:
     return f"-{index + 1}" if index else ""
-
-
-def best_rows(columns: Sequence[Sequence[Number | None]]) -> list[set[int]]:
-    """Per column, the rows that are best: nobody is better than these by more than the larger of the two spreads."""
-    chosen = []
-    for column in columns:
-        present = {i: number for i, number in enumerate(column) if number is not None}
-        lowest = min(present.values(), key=lambda number: number.mean, default=None)
-        chosen.append(
-            set()
-            if lowest is None
-            else {
-                i
-                for i, number in present.items()
-                if number.mean - lowest.mean <= max(number.spread or 0.0, lowest.spread or 0.0, 0.05)
-            }
-        )
-    return chosen
 
 
 def texts(numbers: Sequence[Number | None]) -> tuple[str, ...]:

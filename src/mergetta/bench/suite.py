@@ -47,7 +47,7 @@ class MethodSettings(BaseModel):
     mirror: Literal[True] | None = None
     """Average its predictions with those for the mirrored images: what that alone is worth."""
     pool: int | None = Field(default=None, gt=0)
-    """How many experts it is given: of the other domains in random order, then of these at the next lower severity."""
+    """How many experts it is given: of the other domains in random order, then again by other devices (seeds)."""
 
     @model_validator(mode="after")
     def check(self) -> MethodSettings:
@@ -82,6 +82,8 @@ class Suite(BaseModel):
     severity: int = Field(5, ge=1, le=5)
     samples: int = Field(gt=0)
     """Images per target domain."""
+    first: int | None = Field(None, gt=0)
+    """Only so many images of each target's stream; experts are made from all."""
     expert_samples: int | None = Field(None, gt=0)
     """Images per domain that experts are made from, other ones than the targets'; by default the same."""
     batch_size: int = Field(gt=0)

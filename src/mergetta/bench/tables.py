@@ -33,6 +33,19 @@ def number(values: Sequence[float]) -> Number:
     return Number(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
+def best_rows(columns: Sequence[Sequence[Number | None]]) -> list[set[int]]:
+    """Per column, the rows that are best: nobody is better than these by more than the larger of the two spreads."""
+
+    def beats(one: Number, other: Number) -> bool:
+        return other.mean - one.mean > max(one.spread or 0.0, other.spread or 0.0, 0.05)
+
+    chosen = []
+    for column in columns:
+        present = {i: number for i, number in enumerate(column) if number is not None}
+        chosen.append({i for i, it in present.items() if not any(beats(other, it) for other in present.values())})
+    return chosen
+
+
 @dataclass(frozen=True)
 class ErrorTable:
     """Errors in percent; `average` is the mean over domains per seed, then over seeds."""
@@ -59,22 +72,20 @@ def error_table(records: Iterable[Record]) -> ErrorTable:
 
 
 def rich_table(table: ErrorTable, title: str) -> Table:
-    """For the terminal; the best of each row in bold."""
+    """For the terminal; in bold what no other method beats by more than the spread."""
     view = Table(title=title, title_justify="left", show_footer=True, pad_edge=False)
     view.add_column("error, %", "average", no_wrap=True)
-    best = min(number.mean for number in table.average.values())
-    for method in table.methods:
-        mean = table.average[method]
-        view.add_column(method, emphasise(mean, best), justify="right", footer_style="")
+    averages = emphasised([table.average[method] for method in table.methods])
+    for method, mean in zip(table.methods, averages, strict=True):
+        view.add_column(method, mean, justify="right", footer_style="")
     for domain in table.domains:
-        row = [table.cells[domain, method] for method in table.methods]
-        best = min(number.mean for number in row)
-        view.add_row(domain.replace("_", " "), *(emphasise(cell, best) for cell in row))
+        view.add_row(domain.replace("_", " "), *emphasised([table.cells[domain, method] for method in table.methods]))
     return view
 
 
-def emphasise(value: Number, best: float) -> str:
-    return f"[bold green]{value}[/]" if round(value.mean, 1) <= round(best, 1) else str(value)
+def emphasised(row: Sequence[Number]) -> list[str]:
+    (best,) = best_rows([row])
+    return [f"[bold green]{value}[/]" if i in best else str(value) for i, value in enumerate(row)]
 
 
 def markdown_table(table: ErrorTable) -> str:

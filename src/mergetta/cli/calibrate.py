@@ -46,9 +46,14 @@ def command(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if write:
+        import onnx
+
+        from mergetta.files import write_atomically
         from mergetta.runtimes.export import set_metadata
 
-        set_metadata(model, delta=found.delta)
+        proto = onnx.load(model)
+        set_metadata(proto, delta=found.delta)
+        write_atomically(model, proto.SerializeToString())
     if json:
         typer.echo(json_format.dumps({"delta": found.delta, "agreement": list(found.agreement.items())}))
         return

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
     import numpy as np
+
+T = TypeVar("T")
+ENOUGH = 512
+"""Images to measure on."""
 
 
 class Int8(StrEnum):
@@ -41,7 +45,6 @@ def command(
     Example: `mergetta export --family fashion-vit --int8 dynamic --out fashion-vit-int8.onnx`
     """
     from mergetta.adapters.forward_only.source_features import measure_source
-    from mergetta.data.images import load_images
     from mergetta.errors import MergettaError
     from mergetta.files import write_atomically
     from mergetta.models.family import load_family
@@ -53,23 +56,44 @@ def command(
         raise MergettaError("`--int8 static` measures ranges on images: give some with --calibration.")
     console = Console()
     source = load_family(family)
-    images = (
-        load_images(calibration, len(source.preprocessing.mean), source.preprocessing.size) if calibration else None
-    )
+    images = clean_images(calibration, len(source.preprocessing.mean), size or source.preprocessing.size)
     with console.status(f"exporting {family}"):
         model = to_onnx(source, size)
         if int8 is Int8.dynamic:
             model = quantize_dynamic(model)
         elif int8 is Int8.static and images is not None:
             model = quantize_static(model, batches(images))
-    write_atomically(out, model.SerializeToString())
     if images is not None:
-        measured = measure_source(OnnxRuntime(out), batches(images))
-        set_metadata(out, features=[values.tolist() for values in measured])
+        measured = measure_source(OnnxRuntime(model.SerializeToString()), batches(images))
+        set_metadata(model, features=[values.tolist() for values in measured])
+    write_atomically(out, model.SerializeToString())
     console.print(f"{out}: {source.fingerprint}, {out.stat().st_size:,} bytes{f', int8 {int8}' if int8 else ''}")
+
+
+def clean_images(source: str | None, channels: int, size: int | None) -> np.ndarray | None:
+    """Evenly spaced ones: files are often sorted by class."""
+    import numpy as np
+
+    from mergetta.data.images import image_files, load_images, read_image
+    from mergetta.errors import MergettaError
+
+    if source is None:
+        return None
+    if Path(source).is_dir():
+        images = [read_image(file, channels, size) for file in evenly(image_files(Path(source)))]
+        if len({image.shape for image in images}) > 1:
+            raise MergettaError(f"The images in {source} have different sizes: say which with --size.")
+        return np.stack(images)
+    loaded = load_images(source, channels, size)
+    return loaded[evenly(range(len(loaded)))]
+
+
+def evenly(things: Sequence[T]) -> list[T]:
+    count = min(len(things), ENOUGH)
+    return [things[i * len(things) // count] for i in range(count)]
 
 
 def batches(images: np.ndarray) -> Iterator[np.ndarray]:
     from mergetta.data.streams import as_input
 
-    return (as_input(images[i : i + 64]) for i in range(0, min(len(images), 512), 64))
+    return (as_input(images[i : i + 64]) for i in range(0, len(images), 64))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mergetta.cli.bench import Cache, Checkpoint, Data, Family, Jobs, Severity, split, wide_console
 from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
+
+if TYPE_CHECKING:
+    from mergetta.bench.runner import Part
 
 
 def command(
@@ -70,30 +75,48 @@ def command(
     setting = Setting(chosen, tuple(range(seeds)), tuple(named or chosen.domains), asked=domains is not None)
     store = cache or default_cache()
     studies = chosen_studies(what)
+    finished: list[dict[str, Any]] = []
+    failed: list[str] = []
     if dry_run:
-        parts = {study: list(parts_of(study, setting).values()) for study in studies}
+        together: list[Part] = []
         for study in studies:
-            console.print(plan_of_parts(study, parts[study], store), highlight=False)
+            with reported(study, studies, failed):
+                parts = list(parts_of(study, setting).values())
+                console.print(plan_of_parts(study, parts, store), highlight=False)
+                together += parts
         if len(studies) > 1:
-            console.print(
-                plan_of_parts("together", [part for each in parts.values() for part in each], store), highlight=False
-            )
+            console.print(plan_of_parts("together", together, store), highlight=False)
+        for sentence in failed:
+            console.print(f"[red]cannot run:[/] {sentence}", highlight=False)
         return
     words = shlex.join(["mergetta", *sys.argv[1:]])
-    finished, failed = [], []
     for study in studies:
         console.print(f"[bold]{study}[/]")
-        with executor_of(executor, address, jobs) as workers, bars(console) as show:
-            result, failures = reproduce(study, setting, store, workers, words, show)
-        for path in result.write(out):
-            if path.suffix == ".md":
-                console.print(f"written: {path}", highlight=False)
-        finished.append(asdict(result))
-        failed += failures
-        if json:
-            write_atomically(json, json_format.dumps(finished, indent=1).encode())
+        with reported(study, studies, failed):
+            with executor_of(executor, address, jobs) as workers, bars(console) as show:
+                result, failures = reproduce(study, setting, store, workers, words, show)
+            for path in result.write(out):
+                if path.suffix == ".md":
+                    console.print(f"written: {path}", highlight=False)
+            finished.append(asdict(result))
+            failed += failures
+            if json:
+                write_atomically(json, json_format.dumps(finished, indent=1).encode())
     for sentence in failed:
         console.print(f"[red]failed:[/] {sentence}", highlight=False)
     if failed:
         console.print("The rest is written and kept; the same command again tries only what failed.")
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def reported(study: str, studies: Sequence[str], failed: list[str]) -> Iterator[None]:
+    """One of several studies that cannot run here is noted and stops no other."""
+    from mergetta.errors import MergettaError
+
+    try:
+        yield
+    except (MergettaError, RuntimeError) as error:
+        if len(studies) == 1:
+            raise
+        failed.append(f"{study}: {error}")

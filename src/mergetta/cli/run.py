@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mergetta.expert import Expert
 
 T = TypeVar("T")
+STEPS = ("loss", "lr", "delta", "sides", "every", "max_steps", "budget", "seed")
+"""Options of the paper's method."""
 Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
 Authorities = Annotated[Path | None, typer.Option(help="Certificate authorities to trust (default: the system's).")]
 VerifyKey = Annotated[
@@ -31,6 +33,7 @@ VerifyKey = Annotated[
 
 
 def command(
+    context: typer.Context,
     model: Annotated[Path, typer.Option(help="The ONNX file that `mergetta export` wrote.")],
     images: Annotated[str, typer.Option(help="FILE.npz, a folder of images, or `-` for raw frames on standard input.")],
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `mergetta build` wrote.")] = None,
@@ -38,7 +41,8 @@ def command(
     experts: Annotated[
         Path | None,
         typer.Option(
-            help="A folder of experts, instead of --bundle: run zo-merge-plus (it has no δ, η, loss, budget)."
+            help="A folder of experts, instead of --bundle: run zo-merge-plus, which has none of the options of steps "
+            "(--loss, --lr, --delta, --sides, --every, --max-steps, --budget, --seed)."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Predictions: one JSON object per line, or CSV if it ends in .csv.")] = Path(
@@ -55,6 +59,9 @@ def command(
     every: Annotated[int, typer.Option(min=1, help="Adapt on every k-th batch only.")] = 1,
     max_steps: Annotated[int, typer.Option(min=1, help="Most steps before settling in a domain.")] = 10,
     budget: Annotated[float | None, typer.Option(help="Most forward passes per image, on average.")] = None,
+    mirror: Annotated[
+        bool, typer.Option(help="With --experts: look at every image twice; without it, one pass when settled.")
+    ] = True,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,
     seed: Annotated[int, typer.Option(help="Of the random directions.")] = 0,
@@ -88,6 +95,11 @@ def command(
 
     if sum(given is not None for given in (bundle, hub, experts)) != 1:
         raise typer.BadParameter("Give one of --bundle, --hub and --experts.")
+    for name in STEPS if experts else ("mirror",):
+        given = context.get_parameter_source(name)
+        if given and given.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise typer.BadParameter(f"{option} does not go with {'' if experts else 'a bundle, only with '}--experts.")
     runtime = OnnxRuntime(model, threads=threads)
     with contextlib.ExitStack() as stack:
         link = None
@@ -106,9 +118,8 @@ def command(
             merged = Bundle.load(bundle, runtime.family)
         governor: Governor | Steady
         if experts is not None:
-            governor = Steady(
-                ZOMergePlus(runtime, load_experts(experts, runtime.family), runtime.metadata.get("features"))
-            )
+            pool, source = load_experts(experts, runtime.family), runtime.metadata.get("features")
+            governor = Steady(ZOMergePlus(runtime, pool, source, mirror=mirror))
         else:
             if delta is None:
                 delta = float(runtime.metadata.get("delta", 0.1))

@@ -58,10 +58,19 @@ class Steady:
         return logits
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.adapter.state_dict(), **{name: getattr(self, name) for name in COUNTS}}
+        """The images that candidates are shown are kept as bytes where nothing is lost, which is a quarter."""
+        state = {**self.adapter.state_dict(), **{name: getattr(self, name) for name in COUNTS}}
+        held = state.get("held")
+        if held is not None:
+            pixels = np.rint(np.clip(held, 0, 1) * 255).astype(np.uint8)
+            state["held"] = pixels if np.array_equal(pixels / np.float32(255), held) else held
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         counts = {name: int(entry(state, name)) for name in COUNTS}
+        held = state.get("held")
+        if held is not None and held.dtype == np.uint8:
+            state = {**state, "held": held / np.float32(255)}
         self.adapter.load_state_dict(state)
         for name, value in counts.items():
             setattr(self, name, value)

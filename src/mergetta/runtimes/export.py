@@ -169,15 +169,11 @@ def make_optional(proto: onnx.ModelProto, defaults: dict[str, Tensor]) -> None:
             proto.graph.initializer.append(numpy_helper.from_array(value.numpy(), name))
 
 
-def set_metadata(path: Path, **changes: Any) -> None:
-    """Change entries of an exported model's metadata, in place and atomically."""
-    import onnx
-
-    proto = onnx.load(path)
+def set_metadata(proto: onnx.ModelProto, **changes: Any) -> None:
+    """Change entries of an exported model's metadata."""
     for entry in proto.metadata_props:
         if entry.key == "mergetta":
             entry.value = json.dumps({**json.loads(entry.value), **changes})
-    write_atomically(path, proto.SerializeToString())
 
 
 def write_metadata(proto: onnx.ModelProto, family: Family, model: DeviceModel, size: int) -> None:

@@ -25,6 +25,8 @@ PRIOR = 16
 """Images that stored statistics count for, where a batch is small."""
 UNSURE = 1.4
 """How much more entropy than the source model's says that batch statistics are wrong."""
+BROKEN = 1e9
+"""Entropy of a candidate whose predictions are no numbers."""
 MEMORY = 0.8
 """Share of the past in the stream's statistics after the stem."""
 
@@ -115,7 +117,8 @@ class ZOMergePlus(Adapter):
             return self.candidates[0] if self.ordered else np.full(self.size, 1 / self.size)
         mean, each = self.seen.T
         # if not balanced, the classes come one by one, and variety means error
-        balanced = np.median(mean[np.isfinite(mean)]) > 0.5 * self.most
+        sound = mean[each < BROKEN / HELD]
+        balanced = not len(sound) or np.median(sound) > 0.5 * self.most
         return soften((mean * balanced - each) / self.temperature) @ self.candidates[: len(self.seen)]
 
     @property
@@ -211,7 +214,10 @@ class ZOMergePlus(Adapter):
         while not self.settled and (size := min(images, HELD - self.shown)) <= left:
             part = self.held[self.shown : self.shown + size]
             p = self._probabilities(self._forward(part, self.candidates[len(self.seen)]))
-            self.tally = self.tally + np.append(entropy(p).sum(), p.sum(axis=0))
+            if np.isfinite(p).all():
+                self.tally = self.tally + np.append(entropy(p).sum(), p.sum(axis=0))
+            else:
+                self.tally[0] += BROKEN
             self.shown, left = self.shown + size, left - size
             if self.shown == HELD:
                 self.seen = np.vstack([self.seen, [entropy(self.tally[1:] / HELD), self.tally[0] / HELD]])
@@ -262,8 +268,11 @@ class ZOMergePlus(Adapter):
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
             and (running is None or width in (None, running.shape[1]))
             and (held is None or held.ndim == 4)
+            and 0 <= shown < HELD
+            and len(candidates) > 0
         )
-        if not fits or not all(np.isfinite(x).all() for x in (candidates, recent, running) if x is not None):
+        known = (candidates, recent, tally, seen, running, held)
+        if not fits or not all(np.isfinite(x).all() for x in known if x is not None):
             raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
         self.doubt, self.ordered, self.shown, self.recent_images = bool(doubt), bool(ordered), shown, count
         self.recent, self.tally, self.candidates, self.seen = recent, tally, candidates, seen

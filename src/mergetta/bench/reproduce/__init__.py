@@ -67,7 +67,7 @@ def facts_of(setting: Setting, parts: Sequence[Part], command: str) -> dict[str,
     suites = [part.suite for part in parts] or [setting.suite]
     domains = max((part.domains for part in parts), key=len, default=setting.domains)
     seeds = len(setting.seeds)
-    images = sorted({suite.samples for suite in suites})
+    images = sorted({suite.first or suite.samples for suite in suites})
     return {
         "command": command,
         "description": (

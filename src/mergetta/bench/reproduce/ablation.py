@@ -46,11 +46,13 @@ def parts(setting: Setting) -> dict[str, Part]:
 def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Sheet], list[Drawing]]:
     setting = setting.few()
     means = averages(records["roid"], setting.domains)
-    coefficients = {r["method"]: r.get("dimension") for r in records["roid"]}
+    counts: dict[str, list[int]] = {}
+    for record in records["roid"]:
+        counts.setdefault(record["method"], []).append(record.get("dimension") or 0)
     rows = []
     for row in rows_of({name: [number] for name, number in means.items()}):
-        count = coefficients[row.name] if " + ZO" in row.name else None
-        rows.append(Row(row.name, (*row.cells, str(count or "")), row.best))
+        count = f"{np.mean(counts[row.name]):.0f}" if " + ZO" in row.name else ""
+        rows.append(Row(row.name, (*row.cells, count), row.best))
     theirs = [Row(f"{n} (paper)", (str(v), ""), paper=True) for n, v in paper.ABLATION.items()]
     caption = (
         "Error in percent, average over the domains ± spread over seeds. Italics: the paper's, for ViT-B/16 on "

@@ -24,7 +24,7 @@ STARTS = {
 """Each variant, and the same without steps: what ZO adds is the difference."""
 NOTES = (
     "“norm weights directly” has one dimension per entry of each norm layer and starts at the source model with batch "
-    f"statistics; at the suite's own δ and at δ = {SMALL}, because 1 is a very large step for a norm weight.",
+    f"statistics; at the suite's own δ, which was chosen for coefficients, and at δ = {SMALL}.",
     "What ZO adds: mean over seeds of (error with steps − error without), negative is better; a gain within its spread "
     "is not one.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -53,11 +54,16 @@ def nearest(suite: str, family: str) -> tuple[str, str]:
 
 
 def rows(dataset: str, model: str, shown: tuple[str, ...]) -> list[Row]:
-    """The paper's rows for these domains and their average, which is over all 15 even if fewer are shown."""
+    """The paper's rows for these domains and their average; the paper's own if they are all."""
     if set(shown) - set(domains()):
         return []
+
+    def average(row: Mapping[str, str]) -> str:
+        every = set(shown) == set(domains())
+        return row["average"] if every else f"{sum(float(row[d]) for d in shown) / len(shown):.1f}"
+
     return [
-        Row(f"{row['method']} (paper)", (*(row[d] for d in shown), row["average"]), paper=True)
+        Row(f"{row['method']} (paper)", (*(row[d] for d in shown), average(row)), paper=True)
         for row in corruptions()
         if (row["dataset"], row["model"]) == (dataset, model)
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from mergetta.bench.figures import rendered
+from mergetta.bench.protocol import DEVICES
 from mergetta.bench.reproduce.setting import Records, Setting, averages
 from mergetta.bench.runner import Part
 from mergetta.bench.sheets import Drawing, Row, Sheet
@@ -24,37 +25,41 @@ DELTA = (0.01, 0.1, 0.25, 1.0)
 RATE = (0.0, 1e-3, 5e-3, 2e-2)
 BATCH = (1, 4, 16, 64, 200)
 EXPERTS = (1, 2, 5, 10, 14, 28, 50)
+SAMPLES = 2000
+"""Of each stream, but for its length."""
 TOTAL = 1.4
 """Sum of the initial coefficients whatever the number of experts: the paper's 14 × 0.1."""
 LENGTH = (250, 500, 1000, 2000, 3000, 4000, 5000, 10000)
-SAMPLES = 1000
 NOTES = (
-    "On gaussian noise, motion blur, fog and pixelate, one domain of each kind, at most 1,000 images each. It measures "
-    "how much the settings matter, on the targets themselves; no preset was chosen by it.",
-    "Number of experts: of the other domains in random order, beyond these at the next lower severities; c_init is "
+    f"At most the first {SAMPLES:,} images of each stream, and one domain of each kind of corruption unless others "
+    "were asked for; experts as in the tables. It measures how much the settings matter, on the targets themselves; no "
+    "preset was chosen by it.",
+    "The axis r_max is without ARS, so that every group has that rank.",
+    "Number of experts: of the other domains in random order, beyond these again by other devices (seeds); c_init is "
     f"{TOTAL} divided by their number.",
     "Batch size: of the target's stream; the experts are made with the suite's own.",
-    "Length: on all domains and images, the first images of the same streams; a batch is predicted before anything "
+    "Length: on all domains of the tables, the first images of the same streams; a batch is predicted before anything "
     "later is seen.",
 )
 
 
 def few(setting: Setting) -> Setting:
     """Fewer domains and images: there are many settings."""
-    return dataclasses.replace(setting.few(), suite=setting.suite.restricted(samples=SAMPLES))
+    first = min(SAMPLES, setting.suite.samples)
+    return dataclasses.replace(setting.few(), suite=setting.suite.model_copy(update={"first": first}))
 
 
 def settings(setting: Setting) -> dict[str, dict[str, MethodSettings]]:
     """Axis → value → the method."""
-    zo = setting.zo
+    zo, own = setting.zo, setting.method("zo-merge").options
     count = {n: zo({"initial": TOTAL / n}).model_copy(update={"pool": n}) for n in EXPERTS}
-    most = 5 * (len(setting.suite.domains) - 1)
+    most = DEVICES * (len(setting.suite.domains) - 1)
     return {
         "k, share kept": {f"{v:g}": zo({"keep": v}) for v in KEEP},
         "r_max": {f"{v}": zo({"max_rank": v, "tolerance": None}) for v in RANK},
         "ε": {f"{v:g}": zo({"tolerance": v}) for v in TOLERANCE},
-        "δ": {f"{v:g}": zo(delta=v) for v in DELTA},
-        "η": {f"{v:g}": zo(lr=v) for v in RATE},
+        "δ": {f"{v:g}": zo(delta=v) for v in sorted({*DELTA, float(own["delta"])})},
+        "η": {f"{v:g}": zo(lr=v) for v in sorted({*RATE, float(own["lr"])})},
         "experts": {f"{n}": method for n, method in count.items() if n <= most},
     }
 

@@ -85,11 +85,11 @@ def averages(records: Iterable[Record], domains: Sequence[str], upto: int | None
 
 
 def error_upto(record: Record, images: int) -> float:
-    sizes, wrong = np.cumsum(record["sizes"]), np.cumsum(record["wrong"])
-    last = int(np.searchsorted(sizes, images))  # the batch in which that image is
-    if last >= len(sizes):
+    """Of the first images; of the batch in which the last of them is, the share that is meant counts."""
+    sizes, wrong = (np.cumsum([0, *record[name]]) for name in ("sizes", "wrong"))
+    if images > sizes[-1]:
         raise MergettaError(f"A stream of {sizes[-1]} images has no first {images}.")
-    return float(100 * wrong[last] / sizes[last])
+    return float(100 * np.interp(images, sizes, wrong) / images)
 
 
 def per_domain(records: Iterable[Record], domains: Sequence[str]) -> dict[str, list[Number | None]]:
