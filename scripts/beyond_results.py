@@ -8,22 +8,25 @@ python scripts/beyond_results.py hybrid fashion-bn            # error and measur
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from mergetta import TorchRuntime
-from mergetta.adapters.backprop.hybrid import layers_of
-from mergetta.bench.cost import peak_memory, some_images
-from mergetta.bench.protocol import Cell, create, family_of, source_of, target_of
+from mergetta.bench.cost import of_process
+from mergetta.bench.protocol import STATISTICS, Cell, build, create, family_of, pool, source_of, target_of
 from mergetta.bench.runner import run_suite
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import MethodSettings, Suite, load_suite
-from mergetta.bench.tables import error_table
+from mergetta.bench.tables import error_table, number
 from mergetta.data.streams import Batch, Domain, as_input
 
 METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plus")
@@ -34,9 +37,10 @@ def suite_of(name: str, family: str | None = None, checkpoint: str | None = None
     return load_suite(name, family, checkpoint and Path(checkpoint), data and Path(data))
 
 
-def in_classes(domain: Domain, suite: Suite) -> Iterator[Batch]:
-    """One class after the other."""
-    order = np.argsort(domain.labels, kind="stable")
+def in_classes(domain: Domain, suite: Suite, seed: int) -> Iterator[Batch]:
+    """One class after the other, the images of each in an order by the seed."""
+    mixed = np.random.default_rng(seed).permutation(len(domain.labels))
+    order = mixed[np.argsort(domain.labels[mixed], kind="stable")]
     for start in range(0, len(order), suite.batch_size):
         chosen = order[start : start + suite.batch_size]
         yield as_input(domain.images[chosen]), domain.labels[chosen]
@@ -55,26 +59,30 @@ def error_of(suite: Suite, cell: Cell, stream: Iterator[Batch], store: Store) ->
 def safety(*place: str) -> None:
     """Online error of a method on streams that are not what the suite has."""
     whole, store = suite_of(*place), Store(default_cache())
-    suite = whole.restricted(methods=["all"])
+    suite, seeds = whole.restricted(methods=["all"]), range(1 if whole.expert_samples else 3)
     small, long = suite.restricted(["all"], samples=500), suite.restricted(["all"], samples=2000)
-    clean = source_of(suite).clean(2000)
-    assert clean is not None
-    print(f"| {whole.name} {whole.family} | {' | '.join(METHODS)} |\n|---|{'---:|' * len(METHODS)}", flush=True)
+    found = source_of(suite).clean(STATISTICS + 2000)
+    assert found is not None
+    clean = Domain("clean", found.images[np.arange(2000)], found.labels[:2000])  # the last ones have been measured on
+    methods = [name for name in METHODS if name in suite.methods]
+    print(f"| {whole.name} {whole.family} | {' | '.join(methods)} |\n|---|{'---:|' * len(methods)}", flush=True)
 
     def row(title: str, domains: tuple[str, ...], stream: Callable[[str, int], Iterator[Batch]]) -> None:
         cells = []
-        for name in METHODS:
+        for name in methods:
             expert = "roid" if suite.methods[name].uses_experts else None
             errors = [
-                np.mean([error_of(suite, Cell(name, expert, d, seed), stream(d, seed), store) for d in domains])
-                for seed in range(3)
+                float(np.mean([error_of(suite, Cell(name, expert, d, seed), stream(d, seed), store) for d in domains]))
+                for seed in seeds
             ]
-            cells.append(f"{np.mean(errors):.1f} ± {np.std(errors, ddof=1):.1f}")
+            cells.append(str(number(errors)))
         print(f"| {title} | {' | '.join(cells)} |", flush=True)
 
     for size in (1, 8, 16):
-        row(f"batches of {size}, 500 images", suite.domains, lambda d, s, n=size: target_of(small, d).stream(s, n))
-    row("one class after the other, 2,000 images", suite.domains, lambda d, s: in_classes(target_of(long, d), whole))
+        title = f"batches of {size}, {small.samples:,} images"
+        row(title, suite.domains, lambda d, s, n=size: target_of(small, d).stream(s, n))
+    title = f"one class after the other, {long.samples:,} images"
+    row(title, suite.domains, lambda d, s: in_classes(target_of(long, d), whole, s))
     row("clean, 2,000 images, all but one expert", suite.domains[:1], lambda d, s: clean.stream(s, suite.batch_size))
 
 
@@ -99,28 +107,48 @@ def length(file: str) -> None:
 
 
 def hybrid(*place: str) -> None:
-    """Error against peak memory, from the paper's method (0 layers) to back-propagation through all of them."""
-    suite, lr = suite_of(*place), 1e-3
-    family = family_of(suite)
-    norms = len(layers_of(TorchRuntime(family).structure))
-    counts = sorted({round(share * norms) for share in (0, 0.15, 0.3, 0.5, 0.75, 1)})
-    merge = suite.methods["zo-merge"]
+    """Error against a budget of memory, from the paper's method (0 layers) to back-propagation through all of them: how
+    many layers `mergetta adapt --memory-budget` lets learn, the peak of that process, and their error on the suite.
+    """
+    suite = suite_of(*place)
+    family, merge = family_of(suite), suite.methods["zo-merge"]
+    assert merge.bundle is not None
     steps = {"zo_lr" if name == "lr" else name: value for name, value in merge.options.items()}
-    methods = {
-        f"{n} layers": MethodSettings(adapter="hybrid", bundle=merge.bundle, options={"layers": n, "lr": lr, **steps})
-        for n in counts
-    }
-    whole = suite.model_copy(update={"methods": methods})
-    errors = error_table(run_suite(whole, "roid", whole.domains, range(3), default_cache())).average
+    print("| budget, MB | layers that learn | peak, MB | error, % |\n|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         family.save(folder / "family.safetensors")
-        np.save(folder / "images.npy", some_images(family, suite.batch_size))
-        print("| layers that learn | peak memory, MB | error, % |\n|---:|---:|---:|")
-        for n in counts:
-            family_file = str(folder / "family.safetensors")
-            peaks = [peak_memory("torch", f"hybrid-{n}", family_file, folder, 1).peak for _ in range(3)]
-            print(f"| {n} | {np.mean(peaks):.0f} ± {np.std(peaks, ddof=1):.0f} | {errors[f'{n} layers']} |", flush=True)
+        runtime, domain = TorchRuntime(family), suite.domains[0]
+        pool_of = pool(suite, Cell("zo-merge", "roid", domain, 0), Store(default_cache()))
+        build(runtime, merge.bundle, pool_of, 0).save(folder / "bundle.safetensors")
+        np.savez(folder / "images.npz", images=target_of(suite, domain).images[np.arange(3 * suite.batch_size)])
+        least, most = (adapted(folder, suite.batch_size, budget)[1] for budget in (None, 1_000_000.0))
+        for share in (0, 0.1, 0.25, 0.5, 0.75, 1):
+            budget = round(least + 15 + share * (most - least))
+            layers, peak = adapted(folder, suite.batch_size, budget)
+            options = {"layers": layers, "lr": 1e-3, **steps}
+            methods = {"hybrid": MethodSettings(adapter="hybrid", bundle=merge.bundle, options=options)}
+            whole = suite.model_copy(update={"methods": methods})
+            error = error_table(run_suite(whole, "roid", whole.domains, range(3), default_cache())).average["hybrid"]
+            print(f"| {budget} | {layers} | {peak:.0f} | {error} |", flush=True)
+
+
+def adapted(folder: Path, batch_size: int, budget: float | None) -> tuple[int, float]:
+    """Layers that learn and peak memory of the command; without a budget, with none of them."""
+    command = ["mergetta", "adapt", "images.npz", "--out", "e.safetensors", "--family", "family.safetensors"]
+    command += ["--method", "hybrid", "--bundle", "bundle.safetensors", "--batch-size", str(batch_size)]
+    command += ["--layers", "0"] if budget is None else ["--memory-budget", str(budget)]
+    peak = 0.0
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            with contextlib.suppress(OSError, StopIteration):  # it is about to end
+                peak = max(peak, of_process("VmHWM", process.pid))
+            time.sleep(0.02)
+        said = process.stdout.read() if process.stdout else ""
+    if process.returncode:
+        sys.exit(said)
+    learn = re.search(r"(\d+) layers learn", said)
+    return int(learn[1]) if learn else 0, peak
 
 
 if __name__ == "__main__":

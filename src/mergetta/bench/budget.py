@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from mergetta.adapters.backprop.hybrid import layers_of
-from mergetta.bench.cost import peak_memory, some_images
+from mergetta.bench.cost import of_process, peak_memory, some_images
 from mergetta.errors import MergettaError
 from mergetta.models.family import Family
 from mergetta.runtimes.torch_runtime import TorchRuntime
@@ -20,21 +21,26 @@ TIMES = 2
 
 
 def layers_within(family: Family, budget: float, batch_size: int, report: Callable[[str], None] = print) -> int:
-    """The most last norm layers with which `hybrid` stays below `budget` megabytes, on one thread.
+    """The most last norm layers with which `hybrid` stays below `budget` megabytes in this process.
 
-    Each trial is a process of its own that imports, loads the family and predicts three batches; what else the caller
-    keeps in memory, such as images, is not in it.
+    Each trial is a process of its own that imports, loads the family and predicts three batches, with as many threads
+    as this one. What this process holds beside the imports, such as images, is measured and left to it.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         family.save(folder / "family.safetensors")
         np.save(folder / "images.npy", some_images(family, batch_size))
 
+        def trial(variant: str) -> float:
+            place, threads = str(folder / "family.safetensors"), torch.get_num_threads()
+            return max(peak_memory("torch", variant, place, folder, threads).peak for _ in range(TIMES))
+
+        beside = max(0.0, of_process("VmRSS") - trial("imports"))
+
         def peak(layers: int) -> float:
-            place = str(folder / "family.safetensors")
             try:
-                found = max(peak_memory("torch", f"hybrid-{layers}", place, folder, 1).peak for _ in range(TIMES))
-            except RuntimeError:  # killed for want of memory
+                found = trial(f"hybrid-{layers}") + beside
+            except MemoryError:
                 found = math.inf
             report(f"{layers} layers: {found:.0f} MB")
             return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import html
+import signal
 import subprocess
 import sys
 import tempfile
@@ -190,10 +191,18 @@ def peak_memory(runtime: str, variant: str, model: str, folder: Path, threads: i
     """Of a fresh process that runs this variant for three batches."""
     command = [sys.executable, "-m", "mergetta.bench.cost", runtime, variant, model, str(folder), str(threads)]
     result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode == -signal.SIGKILL or "not enough memory" in result.stderr or "MemoryError" in result.stderr:
+        raise MemoryError(f"measuring {runtime} {variant} of {model}: not enough memory")
     if result.returncode:
         raise RuntimeError(f"measuring {runtime} {variant} of {model} failed: {result.stderr}")
     peak, heap = result.stdout.split()[-2:]
     return Memory(float(peak), float(heap))
+
+
+def of_process(field: str, process: int | str = "self") -> float:
+    """`VmRSS` (now) or `VmHWM` (at most so far), in megabytes."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def allocated() -> float:
@@ -325,10 +334,7 @@ def main() -> None:
             predict(images)
     if runtime == "onnx" and {"torch", "scipy", "pandas", "fastapi"} & set(sys.modules):
         raise RuntimeError("the device process imported what a device does not have")
-    # not ru_maxrss, which a child inherits from the process that started it
-    status = Path("/proc/self/status").read_text()
-    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
-    print(peak, allocated())
+    print(of_process("VmHWM"), allocated())  # not ru_maxrss, which a child inherits from the process that started it
 
 
 if __name__ == "__main__":

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from mergetta.runtimes.torch_runtime import TorchRuntime
 
 
-COMMAND = 60
-"""Megabytes that this command takes beside the adaptation and its images: itself, corruptions, progress."""
-
-
 def command(
     images: Annotated[str, typer.Argument(help="FILE.npz, a folder of images, or `fashion:fog@5` for embedded ones.")],
     out: Annotated[Path, typer.Option(help="The expert file to write.")],
@@ -33,6 +29,9 @@ def command(
     memory_budget: Annotated[
         float | None,
         typer.Option(min=1, help="Megabytes that this process may take with `hybrid`: so many layers learn."),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=0, help="Norm layers that learn with `hybrid`, instead of --memory-budget.")
     ] = None,
     domain: Annotated[str | None, typer.Option(help="What to call the domain (default: after the images).")] = None,
     optimizer: Annotated[str, typer.Option(help="`adam` or `sgd` (Nesterov).")] = "sgd",
@@ -73,9 +72,9 @@ def command(
     )
     options: dict[str, Any] = {"optimizer": optimizer, "lr": lr}
     if method == "hybrid":
-        options |= hybrid_options(bundle, memory_budget, source, batch_size, pixels.nbytes)
-    elif bundle is not None or memory_budget is not None:
-        raise MergettaError("--bundle and --memory-budget are for --method hybrid.")
+        options |= hybrid_options(bundle, memory_budget, layers, source, batch_size)
+    elif any(given is not None for given in (bundle, memory_budget, layers)):
+        raise MergettaError("--bundle, --memory-budget and --layers are for --method hybrid.")
     name = domain or Path(images.rpartition(":")[2].removesuffix(".npz")).name
     training = Training(runtime, method, seed, **options)
     training.provenance["options"] = {key: value for key, value in options.items() if key != "bundle"}
@@ -91,22 +90,23 @@ def command(
 
 
 def hybrid_options(
-    bundle: Path | None, memory_budget: float | None, source: Family, batch_size: int, images: int
+    bundle: Path | None, memory_budget: float | None, layers: int | None, source: Family, batch_size: int
 ) -> dict[str, Any]:
-    """`images`: bytes of memory that they take."""
     from mergetta.bundle import Bundle
 
     if bundle is None:
         raise MergettaError("--method hybrid starts from a merge: give --bundle FILE.")
+    if memory_budget is not None and layers is not None:
+        raise MergettaError("Give either --memory-budget or --layers.")
     options: dict[str, Any] = {"bundle": Bundle.load(bundle, source.fingerprint)}
-    if memory_budget is not None:
+    if layers is not None:
+        options["layers"] = layers
+    elif memory_budget is not None:
         from mergetta.bench.budget import layers_within
 
         console = Console()
         with console.status("measuring memory"):
-            options["layers"] = layers_within(
-                source, memory_budget - images / 2**20 - COMMAND, batch_size, console.print
-            )
+            options["layers"] = layers_within(source, memory_budget, batch_size, console.print)
         console.print(f"{options['layers']} layers learn by back-propagation", highlight=False)
     return options
 
