@@ -192,7 +192,7 @@ class TestSteady:
         items = items_of(640)
         (tmp_path / "whole").mkdir()
         *_, summary = self.make(tmp_path / "whole").run(batched(iter(items), 64))
-        assert (summary.images, summary.batches, summary.state, summary.steps) == (640, 10, SETTLED, 6)
+        assert (summary.images, summary.batches, summary.state, summary.steps) == (640, 10, SETTLED, 8)
         assert 2 < summary.forwards <= 3
         agent = self.make(tmp_path)
         first = [agent.step(batch) for batch in list(batched(iter(items), 64))[:3]]

@@ -55,17 +55,37 @@ def evenly() -> np.ndarray:
     return images
 
 
+def score(confidence: float) -> float:
+    """Of the model above with that factor, on images of which each class has as many."""
+    p = np.exp(confidence * np.eye(CLASSES)[0])
+    p /= p.sum()
+    return float(np.log(CLASSES) + (p * np.log(p)).sum())
+
+
+def test_scale_by_hand(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence(), [expert(1.2), expert(0.9)], temperature=0.1, mirror=False)
+    for _ in range(3):
+        adapter.predict(evenly)
+    assert not adapter.settled and len(adapter.seen) == 4
+    mixture = adapter.weights
+    step = mixture @ [0.2, -0.1, 0.0]
+    for _ in range(3):
+        adapter.predict(evenly)
+    assert adapter.settled
+    scales = np.array([1.0, 1.5, 2.0, 3.0])
+    values = np.array([score(1 + s * step) for s in scales]) - 0.02 * (scales - 1)
+    stop = next((i + 1 for i in range(1, 4) if values[i] < values[:i].max()), 4)
+    assert len(adapter.seen) == 4 + stop
+    shares = np.exp(values[:stop] / 0.1) / np.exp(values[:stop] / 0.1).sum()
+    np.testing.assert_allclose(adapter.weights, mixture * (shares @ scales[:stop]), rtol=1e-5)
+
+
 def test_probe_by_hand(evenly: np.ndarray) -> None:
-    adapter = ZOMergePlus(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1, mirror=False)
+    adapter = ZOMergePlus(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1, scale=False, mirror=False)
     for _ in range(3):
         adapter.predict(evenly)
     assert adapter.settled
     assert adapter.held is None  # nobody's images are kept longer than needed
-
-    def score(scale: float) -> float:
-        p = np.exp(scale * np.eye(CLASSES)[0])
-        p /= p.sum()
-        return float(np.log(CLASSES) + (p * np.log(p)).sum())
 
     # shown in this order: the uniform mixture of the experts (1.25), then the experts, then the source model (1)
     exponents = np.array([score(1.25), score(2.0), score(0.5), score(1.0)]) / 0.1
@@ -189,7 +209,7 @@ def test_what_is_refused(evenly: np.ndarray) -> None:
 def test_an_expert_that_breaks_the_model_gets_no_weight(evenly: np.ndarray) -> None:
     adapter = ZOMergePlus(Confidence(), [expert(2.0), expert(3e38)], mirror=False)
     with np.errstate(all="ignore"):
-        for _ in range(3):
+        for _ in range(6):
             logits = adapter.predict(evenly * 10)
             assert np.isfinite(logits).all()
             for value in adapter.state_dict().values():  # a device must be able to read it again

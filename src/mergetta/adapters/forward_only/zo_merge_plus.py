@@ -25,6 +25,10 @@ PRIOR = 16
 """Images that stored statistics count for, where a batch is small."""
 UNSURE = 1.4
 """How much more entropy than the source model's says that batch statistics are wrong."""
+SCALES = np.array([1.0, 1.5, 2.0, 3.0])
+"""How far to go where the mixture points; tried in this order until it gets worse."""
+CAUTION = 0.02
+"""What a scale has to gain in score for each step of 1."""
 BROKEN = 1e9
 """Entropy of a candidate whose predictions are no numbers."""
 MEMORY = 0.8
@@ -38,6 +42,8 @@ class ZOMergePlus(Adapter):
     - **Probe**: each expert, the source model and the mixture by similarity are shown the same first images, a few of
       them per batch, the most similar first. w = softmax(score / temperature) over these candidates;
       score = entropy of the mean prediction − mean entropy: sure of each image, varied over all.
+    - **Scale**: then the mixture itself, and 1.5, 2, 3 times it while that gets better, by the same score: experts are
+      rarely trained to the end, and what they share points further.
     - **Guard**, for BatchNorm: a batch that looks like a few classes only (`_is_odd`) is left to the source model with
       its stored statistics, because such a batch is no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
@@ -59,6 +65,7 @@ class ZOMergePlus(Adapter):
         temperature: float = 0.01,
         similarity: bool = True,
         probe: bool = True,
+        scale: bool = True,
         guard: bool = True,
         mirror: bool = True,
         align: bool = True,
@@ -82,7 +89,7 @@ class ZOMergePlus(Adapter):
         self.batch_norm = any(group.kind == "batch" for group in runtime.structure)
         self.statistics = known_statistics(experts, runtime) if similarity else None
         self.source = check_source(runtime, source) if source is not None and align and not self.batch_norm else None
-        self.temperature, self.probe, self.mirror = temperature, probe, mirror
+        self.temperature, self.probe, self.scale, self.mirror = temperature, probe, scale, mirror
         self.guard = guard and self.batch_norm
         self.most = np.log(min(HELD, len(runtime.classifier.bias)))
         self.shift_threshold = (0.2 if self.batch_norm else 0.1) if shift_threshold is None else shift_threshold
@@ -100,7 +107,9 @@ class ZOMergePlus(Adapter):
         """Weights to try, in this order; put in order by the first images."""
         self.ordered = False
         self.seen = np.empty((0, 2))
-        """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images."""
+        """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images, then of
+        the scaled mixtures.
+        """
         self.shown = 0
         """How many of the images the next candidate has been shown so far."""
         self.tally = np.zeros(1 + len(self.runtime.classifier.bias))
@@ -113,18 +122,38 @@ class ZOMergePlus(Adapter):
     @property
     def weights(self) -> Vector:
         """Of each expert, and of the source model at the end."""
+        scaled = self._scaled
+        return self._mixture * (soften(scaled / self.temperature) @ SCALES[: len(scaled)] if len(scaled) else 1.0)
+
+    @property
+    def _mixture(self) -> Vector:
+        """By the candidates that have been shown the images."""
         if not len(self.seen):
             return self.candidates[0] if self.ordered else np.full(self.size, 1 / self.size)
+        scores = self._scores[: len(self.candidates)]
+        return soften(scores / self.temperature) @ self.candidates[: len(scores)]
+
+    @property
+    def _scores(self) -> Vector:
         mean, each = self.seen.T
         # if not balanced, the classes come one by one, and variety means error
         sound = mean[each < BROKEN / HELD]
-        balanced = not len(sound) or np.median(sound) > 0.5 * self.most
-        return soften((mean * balanced - each) / self.temperature) @ self.candidates[: len(self.seen)]
+        return mean * (not len(sound) or np.median(sound) > 0.5 * self.most) - each
+
+    @property
+    def _scaled(self) -> Vector:
+        """Of the scaled mixtures that have been tried, what they score for their size."""
+        scores = self._scores[len(self.candidates) :]
+        return scores - CAUTION * (SCALES[: len(scores)] - 1)
 
     @property
     def settled(self) -> bool:
-        """Whether every candidate has been shown the images."""
-        return not self.probe or len(self.seen) == len(self.candidates)
+        """Whether every candidate has been shown the images, and every scale worth trying."""
+        if not self.probe or len(self.seen) < len(self.candidates):
+            return not self.probe
+        scaled = self._scaled
+        worse = len(scaled) > 1 and scaled[-1] < scaled[:-1].max()
+        return not self.scale or len(scaled) == len(SCALES) or bool(worse)
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
@@ -213,7 +242,9 @@ class ZOMergePlus(Adapter):
         left = images
         while not self.settled and (size := min(images, HELD - self.shown)) <= left:
             part = self.held[self.shown : self.shown + size]
-            p = self._probabilities(self._forward(part, self.candidates[len(self.seen)]))
+            done = len(self.seen) - len(self.candidates)
+            weights = self.candidates[done] if done < 0 else SCALES[done] * self._mixture
+            p = self._probabilities(self._forward(part, weights))
             if np.isfinite(p).all():
                 self.tally = self.tally + np.append(entropy(p).sum(), p.sum(axis=0))
             else:
@@ -263,7 +294,7 @@ class ZOMergePlus(Adapter):
         fits = (
             candidates.shape[1:] == (self.size,)
             and seen.shape[1:] == (2,)
-            and len(seen) <= len(candidates)
+            and len(seen) <= len(candidates) + len(SCALES)
             and tally.shape == self.tally.shape
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
             and (running is None or width in (None, running.shape[1]))
