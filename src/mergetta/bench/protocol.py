@@ -193,7 +193,9 @@ def members(suite: Suite, cell: Cell) -> list[tuple[str, int]]:
     if wanted is None:
         return [(domain, cell.seed) for domain in others]
     order = generator(cell.seed, 0, f"pool/{cell.domain}").permutation(len(others))
-    found = [(others[index], (cell.seed + device) % DEVICES) for device in range(DEVICES) for index in order]
+    round_, own = divmod(cell.seed, DEVICES)
+    seeds = [DEVICES * round_ + (own + device) % DEVICES for device in range(DEVICES)]
+    found = [(others[index], seed) for seed in seeds for index in order]
     if wanted > len(found):
         raise MergettaError(f"The suite {suite.name} has {len(found)} experts for {cell.domain}, not {wanted}.")
     return found[:wanted]
