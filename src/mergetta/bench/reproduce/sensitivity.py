@@ -26,7 +26,9 @@ RATE = (0.0, 1e-3, 5e-3, 2e-2)
 BATCH = (1, 16, 64, 200)
 EXPERTS = (1, 5, 14, 28, 50)
 SAMPLES = 2000
-"""Of each stream, but for its length."""
+"""Of each stream, but for its length and the batch size."""
+FEWER = 500
+"""Images one by one take long."""
 TOTAL = 1.4
 """Sum of the initial coefficients whatever the number of experts: the paper's 14 × 0.1."""
 LENGTH = (250, 500, 1000, 2000, 3000, 4000, 5000, 10000)
@@ -37,15 +39,15 @@ NOTES = (
     "The axis r_max is without ARS, so that every group has that rank.",
     "Number of experts: of the other domains in random order, beyond these again by other devices (seeds); c_init is "
     f"{TOTAL} divided by their number.",
-    "Batch size: of the target's stream; the experts are made with the suite's own.",
+    f"Batch size: of the target's stream, {FEWER} images; the experts are made with the suite's own.",
     "Length: on all domains of the tables, the first images of the same streams; a batch is predicted before anything "
     "later is seen.",
 )
 
 
-def few(setting: Setting) -> Setting:
+def few(setting: Setting, samples: int = SAMPLES) -> Setting:
     """Fewer domains and images: there are many settings."""
-    first = min(SAMPLES, setting.suite.samples)
+    first = min(samples, setting.suite.samples)
     return dataclasses.replace(setting.few(), suite=setting.suite.model_copy(update={"first": first}))
 
 
@@ -70,7 +72,7 @@ def parts(setting: Setting) -> dict[str, Part]:
     own = setting.suite.batch_size
     compared = {name: setting.method(name) for name in ("source", "bn-stats", "merge", "zo-merge")}
     for size in BATCH:
-        found[f"batch size {size}"] = small.part(compared, batch_size=size, expert_batch_size=own)
+        found[f"batch size {size}"] = few(setting, FEWER).part(compared, batch_size=size, expert_batch_size=own)
     shown = {name: setting.method(name) for name in ("bn-stats", "merge", "zo-merge", "roid")}
     found["length"] = setting.part(shown)
     return found
