@@ -10,6 +10,7 @@ from typing import Any
 
 import mergetta
 from mergetta.bench.figures import all_figures
+from mergetta.bench.reproduce import STUDIES
 from mergetta.bench.sheets import Study
 from mergetta.bench.tables import SPREAD, ErrorTable, Record, best_rows, error_table
 from mergetta.files import write_atomically
@@ -87,9 +88,9 @@ def html_table(table: ErrorTable) -> str:
 
 
 def write_studies(path: Path, studies: Sequence[Study]) -> None:
-    """All studies on one page, those of a suite together."""
+    """All studies on one page, those of a suite together, in the paper's order."""
     suites = list(dict.fromkeys(study.suite for study in studies))
-    ordered = sorted(studies, key=lambda study: suites.index(study.suite))
+    ordered = sorted(studies, key=lambda study: (suites.index(study.suite), place(study)))
     links = "".join(
         f'<li><a href="#{anchor(s)}">{html.escape(s.suite)}: {html.escape(s.title)}</a></li>' for s in ordered
     )
@@ -99,6 +100,10 @@ better by more than the larger of the two spreads. Italics: the paper's numbers,
 {"".join(map(section, ordered))}"""
     lead = "Tables and figures of the paper, measured by mergetta."
     write_atomically(path, page("mergetta · results", lead, body).encode())
+
+
+def place(study: Study) -> int:
+    return STUDIES.index(study.name) if study.name in STUDIES else len(STUDIES)
 
 
 def anchor(study: Study) -> str:
