@@ -23,6 +23,7 @@ import numpy as np
 from mergetta import TorchRuntime
 from mergetta.bench.cost import of_process
 from mergetta.bench.protocol import STATISTICS, Cell, build, create, family_of, pool, source_of, target_of
+from mergetta.bench.reproduce.setting import averages
 from mergetta.bench.runner import run_suite
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import MethodSettings, Suite, load_suite
@@ -89,21 +90,12 @@ def safety(*place: str) -> None:
 def length(file: str) -> None:
     """Error over the first images of the stream, averaged over domains and seeds, from a `bench --json` file."""
     records = json.loads(Path(file).read_text())["results"]
-    methods = list(dict.fromkeys(record["method"] for record in records))
-    known = [n for n in LENGTHS if n <= max(record["samples"] for record in records)]
+    methods, domains = (list(dict.fromkeys(record[name] for record in records)) for name in ("method", "domain"))
     print(f"| first images | {' | '.join(methods)} |\n|---|{'---:|' * len(methods)}")
-    for count in known:
-        cells = []
-        for method in methods:
-            by_seed: dict[int, list[float]] = {}
-            for record in records:
-                if record["method"] == method:
-                    sizes, wrong = (np.cumsum([0, *record[name]]) for name in ("sizes", "wrong"))
-                    errors = np.interp(count, sizes, wrong)  # the last batch counts by the share that is meant
-                    by_seed.setdefault(record["seed"], []).append(100 * float(errors) / count)
-            means = [np.mean(errors) for errors in by_seed.values()]
-            cells.append(f"{np.mean(means):.1f}" + (f" ± {np.std(means, ddof=1):.1f}" if len(means) > 1 else ""))
-        print(f"| {count:,} | {' | '.join(cells)} |")
+    for count in LENGTHS:
+        if count <= max(record["samples"] for record in records):
+            means = averages(records, domains, count)
+            print(f"| {count:,} | {' | '.join(str(means[method]) for method in methods)} |")
 
 
 def hybrid(*place: str) -> None:
