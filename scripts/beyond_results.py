@@ -3,6 +3,7 @@
 python scripts/beyond_results.py safety fashion-bn            # small batches, sorted classes, clean images: 10 minutes
 python scripts/beyond_results.py safety cifar10-c resnet-20 CHECKPOINT DATA
 python scripts/beyond_results.py length RESULTS.json          # error over the first 250, 500, … images of each method
+python scripts/beyond_results.py averages RESULTS.json …      # methods in rows, suites in columns, forward passes
 python scripts/beyond_results.py hybrid fashion-bn            # error and measured memory by how many layers learn
 """
 
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +37,7 @@ LENGTHS = (250, 500, 1000, 2000, 4000, 5000, 10_000)
 
 
 def suite_of(name: str, family: str | None = None, checkpoint: str | None = None, data: str | None = None) -> Suite:
-    return load_suite(name, family, checkpoint and Path(checkpoint), data and Path(data))
+    return load_suite(name, family, Path(checkpoint) if checkpoint else None, Path(data) if data else None)
 
 
 def in_classes(domain: Domain, suite: Suite, seed: int) -> Iterator[Batch]:
@@ -45,6 +47,10 @@ def in_classes(domain: Domain, suite: Suite, seed: int) -> Iterator[Batch]:
     for start in range(0, len(order), suite.batch_size):
         chosen = order[start : start + suite.batch_size]
         yield as_input(domain.images[chosen]), domain.labels[chosen]
+
+
+def in_batches(suite: Suite, size: int, domain: str, seed: int) -> Iterator[Batch]:
+    return target_of(suite, domain).stream(seed, size)
 
 
 def error_of(suite: Suite, cell: Cell, stream: Iterator[Batch], store: Store) -> float:
@@ -81,7 +87,7 @@ def safety(*place: str) -> None:
 
     for size in (1, 8, 16):
         title = f"batches of {size}, {small.samples:,} images"
-        row(title, suite.domains, lambda d, s, n=size: target_of(small, d).stream(s, n))
+        row(title, suite.domains, partial(in_batches, small, size))
     title = f"one class after the other, {long.samples:,} images"
     row(title, suite.domains, lambda d, s: in_classes(target_of(long, d), whole, s))
     row("clean, 2,000 images, all but one expert", suite.domains[:1], lambda d, s: clean.stream(s, suite.batch_size))
@@ -96,6 +102,26 @@ def length(file: str) -> None:
         if count <= max(record["samples"] for record in records):
             means = averages(records, domains, count)
             print(f"| {count:,} | {' | '.join(str(means[method]) for method in methods)} |")
+
+
+def averages_of(*files: str) -> None:
+    """Average error of each method in each `bench --json` file, and its forward passes per image."""
+    contents = [json.loads(Path(file).read_text()) for file in files]
+    tables = [error_table(content["results"]) for content in contents]
+    passes: list[dict[str, list[float]]] = []
+    for content in contents:
+        passes.append({})
+        for record in content["results"]:
+            passes[-1].setdefault(record["method"], []).append(record["forwards"])
+    methods = dict.fromkeys(method for table in tables for method in table.methods)
+    titles = [f"{content['suite']} {content['family']}" for content in contents]
+    print(f"| | {' | '.join(f'{title} | passes' for title in titles)} |\n|---|{'---:|---:|' * len(titles)}")
+    for method in methods:
+        cells = [
+            f"{table.average[method]} | {np.mean(counts[method]):.2f}" if method in counts else "|"
+            for table, counts in zip(tables, passes, strict=True)
+        ]
+        print(f"| {method} | {' | '.join(cells)} |")
 
 
 def hybrid(*place: str) -> None:
@@ -145,7 +171,12 @@ def adapted(folder: Path, batch_size: int, budget: float | None) -> tuple[int, f
 
 if __name__ == "__main__":
     what, *arguments = sys.argv[1:] or ["help"]
-    tasks = {"safety": safety, "length": length, "hybrid": hybrid}
+    tasks: dict[str, Callable[..., None]] = {
+        "safety": safety,
+        "length": length,
+        "averages": averages_of,
+        "hybrid": hybrid,
+    }
     if what not in tasks:
         sys.exit(__doc__)
     tasks[what](*arguments)

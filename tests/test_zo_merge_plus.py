@@ -36,10 +36,13 @@ class Confidence:
     def load(self, groups: Any) -> None:
         self.current = groups
 
+    def look(self, images: np.ndarray) -> np.ndarray:
+        return images[:, 0, 0]
+
     def __call__(self, images: np.ndarray, source_statistics: float | None = None) -> Output:
         self.forwarded += len(images)
         self.shares.append(source_statistics)
-        features = self.current["g"] * images[:, 0, 0]
+        features = self.current["g"] * self.look(images)
         return Output(features, features, np.stack([images.mean((0, 2, 3)), images.var((0, 2, 3)) + 1]))
 
 
@@ -112,7 +115,7 @@ def test_similarity_by_hand(evenly: np.ndarray) -> None:
     near, far = np.array([[0.0625], [1.1]]), np.array([[3.0], [1.0]])
     adapter = ZOMergePlus(runtime, [expert(2.0, far), expert(0.5, near)], probe=False)
     adapter.predict(evenly)
-    assert adapter.settled
+    assert adapter.tried
     assert adapter.weights[1] > 0.99
     assert adapter.weights[2] == 0  # the source model has no statistics here
 
@@ -124,23 +127,63 @@ def test_mirrored_images_are_predicted_alike(evenly: np.ndarray) -> None:
     np.testing.assert_array_equal(adapter.predict(evenly, adapt=False), adapter.predict(flipped, adapt=False))
 
 
+class Symmetric(Confidence):
+    """To this model, a mirrored image is the same: it looks at rows."""
+
+    def look(self, images: np.ndarray) -> np.ndarray:
+        return images.sum(axis=(1, 3))
+
+
+def test_a_view_that_changes_nothing_is_dropped_until_the_domain_changes(evenly: np.ndarray) -> None:
+    images, runtime = evenly.transpose(0, 1, 3, 2), Symmetric()
+    adapter, again = (ZOMergePlus(runtime, [expert(2.0)]) for _ in range(2))
+    while not adapter.tried:
+        adapter.predict(images)
+    assert adapter.compared <= len(images)  # nothing counts before
+    adapter.predict(images)
+    again.load_state_dict(adapter.state_dict())
+    for each in (adapter, again):
+        each.predict(images)
+        assert each.compared >= 2 * len(images)
+        assert (each.changed, each.settled) == (0, True)
+    adapter.predict(images + 5)
+    assert (adapter.compared, adapter.settled) == (0, False)
+
+
+@pytest.mark.parametrize(("changed", "enough"), [(7, True), (8, False)])  # 3 in 100 of 256
+def test_how_much_the_mirrored_view_must_change(changed: int, enough: bool) -> None:
+    adapter = ZOMergePlus(Confidence(), [expert(2.0)])
+    adapter.compared, adapter.changed = 255, 0
+    assert not adapter.agreed  # too few to tell
+    adapter.compared, adapter.changed = 256, changed
+    assert adapter.agreed == enough
+    state = {**adapter.state_dict(), "changed": 257}
+    with pytest.raises(MergettaError, match="does not fit"):
+        adapter.load_state_dict(state)
+
+
 @pytest.mark.parametrize("kind", ["layer", "batch"])
-@pytest.mark.parametrize(("mirror", "settled"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize(
+    ("model", "mirror", "last"), [(Confidence, True, 2), (Confidence, False, 1), (Symmetric, True, 1)]
+)
 @pytest.mark.parametrize("size", [128, 100, 48, 16, 4])
-def test_passes(kind: str, mirror: bool, settled: int, size: int, evenly: np.ndarray) -> None:
-    runtime, evenly = Confidence(kind), evenly[:size]
+def test_passes(kind: str, model: type[Confidence], mirror: bool, last: int, size: int, evenly: np.ndarray) -> None:
+    runtime, evenly = model(kind), evenly[:size]
+    if model is Symmetric:
+        evenly = evenly.transpose(0, 1, 3, 2)
     adapter = ZOMergePlus(runtime, [expert(1 + i / 10) for i in range(9)], mirror=mirror)
     counts = []
-    for _ in range(25 * HELD // min(size, HELD)):
+    for _ in range(30 * HELD // min(size, HELD)):
         before = runtime.forwarded
         adapter.predict(evenly)
         counts.append((runtime.forwarded - before) / len(evenly))
     assert max(counts) <= 3
-    assert adapter.settled
-    assert counts[-1] == settled
+    assert adapter.tried
+    assert adapter.settled == (last == 1)
+    assert counts[-1] == last
     runtime.forwarded = 0
     adapter.predict(evenly, adapt=False)
-    assert runtime.forwarded == settled * len(evenly)
+    assert runtime.forwarded == last * len(evenly)
 
 
 def test_one_class_at_a_time_is_left_to_the_source_model(evenly: np.ndarray) -> None:
@@ -160,10 +203,10 @@ def test_a_jump_starts_anew(size: int, evenly: np.ndarray) -> None:
     adapter, batch = ZOMergePlus(Confidence(), [expert(2.0)]), evenly[:size]
     for _ in range(5 * 128 // size):
         adapter.predict(batch)
-    assert adapter.settled
+    assert adapter.tried
     for _ in range(max(1, HELD // size)):
         adapter.predict(batch + 5)
-    assert not adapter.settled
+    assert not adapter.tried
     assert not len(adapter.seen)
     assert adapter.held is not None
     assert (adapter.held >= 5).all()

@@ -60,7 +60,7 @@ def command(
     max_steps: Annotated[int, typer.Option(min=1, help="Most steps before settling in a domain.")] = 10,
     budget: Annotated[float | None, typer.Option(help="Most forward passes per image, on average.")] = None,
     mirror: Annotated[
-        bool, typer.Option(help="With --experts: look at every image twice; without it, one pass when settled.")
+        bool, typer.Option(help="With --experts: look at an image twice, as long as that changes predictions.")
     ] = True,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,

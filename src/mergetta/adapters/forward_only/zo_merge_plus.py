@@ -33,6 +33,10 @@ BROKEN = 1e9
 """Entropy of a candidate whose predictions are no numbers."""
 MEMORY = 0.8
 """Share of the past in the stream's statistics after the stem."""
+COMPARED = 256
+"""Images on which the mirrored view is judged."""
+WORTH = 0.03
+"""Share of the predictions that the mirrored view has to change to be worth a forward pass."""
 
 
 class ZOMergePlus(Adapter):
@@ -47,12 +51,14 @@ class ZOMergePlus(Adapter):
     - **Guard**, for BatchNorm: a batch that looks like a few classes only (`_is_odd`) is left to the source model with
       its stored statistics, because such a batch is no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
-    - **Mirror**: predictions are averaged with those for the mirrored image.
+    - **Mirror**: predictions are averaged with those for the mirrored image, until that changes fewer than 3 in 100
+      of them.
     - **Alignment**, without BatchNorm and if `source` is given (`measure_source`): the classifier's input gets the mean
       and std that it had at the source.
 
-    At most three forward passes per batch; two when settled, one with `mirror=False`. When the statistics after the
-    stem jump (over at least 64 images), it starts anew with the next batch.
+    At most three forward passes per batch, and one when settled: all candidates tried and both views of one mind. Where
+    the views go on to differ it stays with two; `mirror=False` has one view only. When the statistics after the stem
+    jump (over at least 64 images), it starts anew with the next batch.
 
     >>> adapter = ZOMergePlus(runtime, experts)   # doctest: +SKIP
     """
@@ -116,6 +122,8 @@ class ZOMergePlus(Adapter):
         """Its sum of entropies, then of predictions."""
         self.doubt = False
         """Whether the last batch looked like a few classes only."""
+        self.compared = self.changed = 0
+        """Images seen in both views since all candidates have been tried; predictions that the second one changed."""
         self.shifts = 0
         """How often it has started anew."""
 
@@ -148,6 +156,16 @@ class ZOMergePlus(Adapter):
 
     @property
     def settled(self) -> bool:
+        """Whether there is nothing left to try, and one view of an image is enough."""
+        return self.tried and (not self.mirror or self.agreed)
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the mirrored view changes too little."""
+        return self.compared >= COMPARED and self.changed < WORTH * self.compared
+
+    @property
+    def tried(self) -> bool:
         """Whether every candidate has been shown the images, and every scale worth trying."""
         if not self.probe or len(self.seen) < len(self.candidates):
             return not self.probe
@@ -162,7 +180,7 @@ class ZOMergePlus(Adapter):
         if adapt and (self.doubt or not self.ordered):
             source = self._forward(images, self.alone, stored=True)
             self._follow(source, len(images))
-        elif adapt and not self.settled:
+        elif adapt and not self.tried:
             self._probe(len(images))
         weights, stored = self.weights, False
         output = self._forward(images, weights)
@@ -173,14 +191,18 @@ class ZOMergePlus(Adapter):
         odd = self.guard and not broken and self._is_odd(p, q)
         if adapt:
             self.doubt = odd
-            if not odd and not self.settled:
+            if not odd and not self.tried:
                 self._hold(to_numpy(images))
         if odd or broken:
             weights, stored = self.alone, True
             p = self._probabilities(self._forward(images, weights, stored)) if q is None else q
-        if self.mirror and self.runtime.forwarded - before <= 2 * len(images):
+        if self.mirror and not self.agreed and self.runtime.forwarded - before <= 2 * len(images):
             mirrored = array_namespace(images).flip(images, axis=3)
-            p = (p + self._probabilities(self._forward(mirrored, weights, stored))) / 2
+            both = (p + self._probabilities(self._forward(mirrored, weights, stored))) / 2
+            if adapt and self.tried and not stored:
+                self.compared += len(p)
+                self.changed += int(np.count_nonzero(p.argmax(axis=1) != both.argmax(axis=1)))
+            p = both
         return beside(np.log(np.maximum(p, 1e-12)), output.logits)
 
     @property
@@ -240,7 +262,7 @@ class ZOMergePlus(Adapter):
         if self.held is None or len(self.held) < HELD:
             return
         left = images
-        while not self.settled and (size := min(images, HELD - self.shown)) <= left:
+        while not self.tried and (size := min(images, HELD - self.shown)) <= left:
             part = self.held[self.shown : self.shown + size]
             done = len(self.seen) - len(self.candidates)
             weights = self.candidates[done] if done < 0 else SCALES[done] * self._mixture
@@ -253,7 +275,7 @@ class ZOMergePlus(Adapter):
             if self.shown == HELD:
                 self.seen = np.vstack([self.seen, [entropy(self.tally[1:] / HELD), self.tally[0] / HELD]])
                 self.shown, self.tally = 0, np.zeros_like(self.tally)
-        if self.settled:
+        if self.tried:
             self.held = None
 
     def _is_odd(self, mixture: np.ndarray, source: np.ndarray | None) -> bool:
@@ -275,6 +297,8 @@ class ZOMergePlus(Adapter):
             "shown": self.shown,
             "recent_images": self.recent_images,
             "shifts": self.shifts,
+            "compared": self.compared,
+            "changed": self.changed,
             "recent": self.recent.copy(),
             "tally": self.tally.copy(),
             "candidates": self.candidates.copy(),
@@ -283,8 +307,9 @@ class ZOMergePlus(Adapter):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        doubt, ordered, shown, count, shifts = (
-            int(entry(state, name)) for name in ("doubt", "ordered", "shown", "recent_images", "shifts")
+        doubt, ordered, shown, count, shifts, compared, changed = (
+            int(entry(state, name))
+            for name in ("doubt", "ordered", "shown", "recent_images", "shifts", "compared", "changed")
         )
         recent, tally, candidates, seen = (
             np.array(entry(state, name)) for name in ("recent", "tally", "candidates", "seen")
@@ -300,6 +325,7 @@ class ZOMergePlus(Adapter):
             and (running is None or width in (None, running.shape[1]))
             and (held is None or held.ndim == 4)
             and 0 <= shown < HELD
+            and 0 <= changed <= compared
             and len(candidates) > 0
         )
         known = (candidates, recent, tally, seen, running, held)
@@ -307,7 +333,7 @@ class ZOMergePlus(Adapter):
             raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
         self.doubt, self.ordered, self.shown, self.recent_images = bool(doubt), bool(ordered), shown, count
         self.recent, self.tally, self.candidates, self.seen = recent, tally, candidates, seen
-        self.running, self.held, self.shifts = running, held, shifts
+        self.running, self.held, self.shifts, self.compared, self.changed = running, held, shifts, compared, changed
 
 
 def entropy(p: np.ndarray) -> np.ndarray:
