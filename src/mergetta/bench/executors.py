@@ -176,8 +176,12 @@ class ProcessExecutor(Executor):
             self.idle.append(place)
 
     def __exit__(self, *_: object) -> None:
+        for worker in self.idle:
+            worker.pipe.close()  # there are no more tasks: it ends by itself, and leaves no semaphores
         while self.idle:
-            self.idle.pop().kill()
+            worker = self.idle.pop()
+            worker.process.join(timeout=5)
+            worker.kill()
 
 
 class Worker:
