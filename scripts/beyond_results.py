@@ -32,7 +32,15 @@ from mergetta.bench.suite import MethodSettings, Suite, load_suite
 from mergetta.bench.tables import error_table, number
 from mergetta.data.streams import Batch, Domain, as_input
 
-METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plus")
+METHODS = (
+    "source",
+    "bn-stats",
+    "bn-alpha",
+    "cola",
+    "zo-merge-plus-no-guard",
+    "zo-merge-plus-no-mirror",
+    "zo-merge-plus",
+)
 LENGTHS = (250, 500, 1000, 2000, 4000, 5000, 10_000)
 
 
@@ -144,7 +152,7 @@ def hybrid(*place: str) -> None:
         for share in (0, 0.1, 0.25, 0.5, 0.75, 1):
             budget = round(least + 15 + share * (most - least))
             layers, peak = adapted(folder, suite.batch_size, budget)
-            options = {"layers": layers, "lr": 1e-3, **steps}
+            options = {"layers": layers, **suite.experts["roid"], **steps}
             methods = {"hybrid": MethodSettings(adapter="hybrid", bundle=merge.bundle, options=options)}
             whole = suite.model_copy(update={"methods": methods})
             error = error_table(run_suite(whole, "roid", whole.domains, range(3), default_cache())).average["hybrid"]

@@ -150,16 +150,67 @@ def test_a_view_that_changes_nothing_is_dropped_until_the_domain_changes(evenly:
     assert (adapter.compared, adapter.settled) == (0, False)
 
 
-@pytest.mark.parametrize(("changed", "enough"), [(7, True), (8, False)])  # 3 in 100 of 256
-def test_how_much_the_mirrored_view_must_change(changed: int, enough: bool) -> None:
+@pytest.mark.parametrize(
+    ("changed", "compared", "enough"),
+    [(0, 255, False), (0, 256, True), (5, 256, True), (6, 256, False), (25, 1000, True), (30, 1000, False)],
+)
+def test_how_much_the_mirrored_view_must_change(changed: int, compared: int, enough: bool) -> None:
+    """5 + 2√5 = 9.5 < 10.24 = 4 % of 256; 6 + 2√6 = 10.9; 25 + 10 < 40; 30 + 11 > 40."""
     adapter = ZOMergePlus(Confidence(), [expert(2.0)])
-    adapter.compared, adapter.changed = 255, 0
-    assert not adapter.agreed  # too few to tell
-    adapter.compared, adapter.changed = 256, changed
+    adapter.changed, adapter.compared = changed, compared
     assert adapter.agreed == enough
-    state = {**adapter.state_dict(), "changed": 257}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"changed": 5},
+        {"shown": 64},
+        {"shifts": -1},
+        {"recent_images": 3},
+        {"guarded": np.array([1, 2])},
+        {"asked": 0.5},
+        {"recent": np.zeros((2, 9)), "running": np.zeros((2, 1))},
+        {"seen": np.full((1, 2), np.nan)},
+        {"candidates": np.ones((1, 9))},
+        {"held": np.zeros((2, 4, 4))},
+    ],
+)
+def test_states_that_are_refused_change_nothing(wrong: dict[str, Any]) -> None:
+    adapter = ZOMergePlus(Confidence(), [expert(2.0)])
+    before = adapter.state_dict()
     with pytest.raises(MergettaError, match="does not fit"):
-        adapter.load_state_dict(state)
+        adapter.load_state_dict({**before, **wrong})
+    assert all(np.array_equal(adapter.state_dict()[name], value) for name, value in before.items())
+
+
+def test_after_a_jump_the_source_model_is_asked_again(evenly: np.ndarray) -> None:
+    runtime = Confidence("batch")
+    adapter = ZOMergePlus(runtime, [expert(2.0)], mirror=False)
+    for images in (evenly, evenly, evenly + 5, evenly + 5):
+        runtime.shares.clear()
+        adapter.predict(images)
+    assert runtime.shares[0] == 1.0  # the source model with its stored statistics
+    assert adapter.shifts == 1
+
+
+class Counted(Confidence):
+    def __init__(self) -> None:
+        super().__init__("batch")
+        self.sizes: list[int] = []
+
+    def look(self, images: np.ndarray) -> np.ndarray:
+        self.sizes.append(len(images))
+        return super().look(images)
+
+
+@pytest.mark.parametrize("size", [127, 100, 48, 33, 7])
+def test_candidates_are_shown_equal_portions(size: int, evenly: np.ndarray) -> None:
+    runtime = Counted()
+    adapter = ZOMergePlus(runtime, [expert(2.0)], mirror=False)
+    for _ in range(20):
+        adapter.predict(evenly[:size])
+    assert len({portion for portion in runtime.sizes if portion != size}) == 1
 
 
 @pytest.mark.parametrize("kind", ["layer", "batch"])
@@ -196,6 +247,8 @@ def test_one_class_at_a_time_is_left_to_the_source_model(evenly: np.ndarray) -> 
         assert runtime.shares == [1.0, 0.0]  # the source model as it was, and what the batch's own statistics give
     assert adapter.held is None
     assert adapter.doubt
+    assert adapter.guarded == 3
+    assert not adapter.settled
 
 
 @pytest.mark.parametrize("size", [128, 64, 16])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mergetta.adapters.backprop.hybrid import layers_of
-from mergetta.bench.cost import of_process, peak_memory, some_images
+from mergetta.bench.cost import of_process, peak_memory
 from mergetta.errors import MergettaError
 from mergetta.models.family import Family
 from mergetta.runtimes.torch_runtime import TorchRuntime
@@ -20,16 +20,16 @@ TIMES = 2
 """How often a number of layers is measured before it is called within the budget: the highest peak counts."""
 
 
-def layers_within(family: Family, budget: float, batch_size: int, report: Callable[[str], None] = print) -> int:
+def layers_within(family: Family, budget: float, images: np.ndarray, report: Callable[[str], None] = print) -> int:
     """The most last norm layers with which `hybrid` stays below `budget` megabytes in this process.
 
-    Each trial is a process of its own that imports, loads the family and predicts three batches, with as many threads
-    as this one. What this process holds beside the imports, such as images, is measured and left to it.
+    Each trial is a process of its own that imports, loads the family and predicts a batch of these images three times,
+    with as many threads as this one. What this process holds beside the imports is measured and left to it.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         family.save(folder / "family.safetensors")
-        np.save(folder / "images.npy", some_images(family, batch_size))
+        np.save(folder / "images.npy", images)
 
         def trial(variant: str) -> float:
             place, threads = str(folder / "family.safetensors"), torch.get_num_threads()

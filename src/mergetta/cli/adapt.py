@@ -14,6 +14,8 @@ from mergetta.cli.run import Authorities, Token
 from mergetta.errors import MergettaError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mergetta.device.hub_client import HubClient
     from mergetta.expert import Expert
     from mergetta.models.family import Family
@@ -72,7 +74,7 @@ def command(
     )
     options: dict[str, Any] = {"optimizer": optimizer, "lr": lr}
     if method == "hybrid":
-        options |= hybrid_options(bundle, memory_budget, layers, source, batch_size)
+        options |= hybrid_options(bundle, memory_budget, layers, source, as_input(pixels[order[:batch_size]]))
     elif any(given is not None for given in (bundle, memory_budget, layers)):
         raise MergettaError("--bundle, --memory-budget and --layers are for --method hybrid.")
     name = domain or Path(images.rpartition(":")[2].removesuffix(".npz")).name
@@ -90,7 +92,7 @@ def command(
 
 
 def hybrid_options(
-    bundle: Path | None, memory_budget: float | None, layers: int | None, source: Family, batch_size: int
+    bundle: Path | None, memory_budget: float | None, layers: int | None, source: Family, first: np.ndarray
 ) -> dict[str, Any]:
     from mergetta.bundle import Bundle
 
@@ -106,7 +108,7 @@ def hybrid_options(
 
         console = Console()
         with console.status("measuring memory"):
-            options["layers"] = layers_within(source, memory_budget, batch_size, console.print)
+            options["layers"] = layers_within(source, memory_budget, first, console.print)
         console.print(f"{options['layers']} layers learn by back-propagation", highlight=False)
     return options
 

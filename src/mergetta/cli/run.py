@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STEPS = ("loss", "lr", "delta", "sides", "every", "max_steps", "budget", "seed")
 """Options of the paper's method."""
+PLUS = ("mirror", "guard")
+"""Options of zo-merge-plus."""
+LINK = ("verify_key", "ca", "device", "hub_folder", "refresh", "exclude", "exclude_own")
+"""Options of what a hub gives."""
 Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
 Authorities = Annotated[Path | None, typer.Option(help="Certificate authorities to trust (default: the system's).")]
 VerifyKey = Annotated[
@@ -60,7 +64,18 @@ def command(
     max_steps: Annotated[int, typer.Option(min=1, help="Most steps before settling in a domain.")] = 10,
     budget: Annotated[float | None, typer.Option(help="Most forward passes per image, on average.")] = None,
     mirror: Annotated[
-        bool, typer.Option(help="With --experts: look at an image twice, as long as that changes predictions.")
+        bool,
+        typer.Option(
+            help="With --experts: look at the mirrored image too, as long as that changes predictions. Only where it "
+            "means the same: not for text, digits, left and right."
+        ),
+    ] = True,
+    guard: Annotated[
+        bool,
+        typer.Option(
+            help="With --experts and BatchNorm: leave batches that look like a few classes only to the source model. "
+            "Not for streams in which some classes are always rare."
+        ),
     ] = True,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,
@@ -95,11 +110,11 @@ def command(
 
     if sum(given is not None for given in (bundle, hub, experts)) != 1:
         raise typer.BadParameter("Give one of --bundle, --hub and --experts.")
-    for name in STEPS if experts else ("mirror",):
+    for name in (*(STEPS if experts else PLUS), *(() if hub else LINK)):
         given = context.get_parameter_source(name)
         if given and given.name == "COMMANDLINE":
-            option = "--" + name.replace("_", "-")
-            raise typer.BadParameter(f"{option} does not go with {'' if experts else 'a bundle, only with '}--experts.")
+            place = "--bundle or --hub" if name in STEPS else "--experts" if name in PLUS else "--hub"
+            raise typer.BadParameter(f"--{name.replace('_', '-')} goes with {place} only.")
     runtime = OnnxRuntime(model, threads=threads)
     with contextlib.ExitStack() as stack:
         link = None
@@ -119,7 +134,7 @@ def command(
         governor: Governor | Steady
         if experts is not None:
             pool, source = load_experts(experts, runtime.family), runtime.metadata.get("features")
-            governor = Steady(ZOMergePlus(runtime, pool, source, mirror=mirror))
+            governor = Steady(ZOMergePlus(runtime, pool, source, mirror=mirror, guard=guard))
         else:
             if delta is None:
                 delta = float(runtime.metadata.get("delta", 0.1))

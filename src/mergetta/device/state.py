@@ -38,7 +38,8 @@ def load_state(path: Path, family: str, bundle: str) -> tuple[dict[str, Any], in
     tensors, header = decode(read_bytes(path), FORMAT, VERSION, source)
     for name, expected in (("family", family), ("bundle", bundle)):
         if expect(header, name, str, source) != expected:
-            raise MergettaError(f"{source} belongs to another {name}: delete it to start anew, or give its own.")
+            what = "another family" if name == "family" else "another bundle or other experts"
+            raise MergettaError(f"{source} belongs to {what}: delete it to start anew, or give its own.")
     position, written = (expect(header, name, int, source) for name in ("position", "written"))
     if position < 0 or written < 0:
         raise MergettaError(f"{source} is damaged: its counters are negative.")

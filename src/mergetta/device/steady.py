@@ -20,8 +20,6 @@ COUNTS = ("batches", "images", "passes")
 class Steady:
     """What `Governor` is to ZO-merge."""
 
-    rollbacks = 0
-
     def __init__(self, adapter: ZOMergePlus) -> None:
         self.adapter = adapter
         self.batches = self.images = self.passes = 0
@@ -43,6 +41,11 @@ class Steady:
     @property
     def shifts(self) -> int:
         return self.adapter.shifts
+
+    @property
+    def rollbacks(self) -> int:
+        """Batches that were left to the source model."""
+        return self.adapter.guarded
 
     @property
     def state(self) -> str:

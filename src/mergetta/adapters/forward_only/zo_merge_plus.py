@@ -1,4 +1,4 @@
-"""Our own method: find out by forward passes which experts fit the stream, mix those, and look at every image twice."""
+"""Our own method: find out by forward passes which experts fit the stream, mix those, look twice where that helps."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ BROKEN = 1e9
 """Entropy of a candidate whose predictions are no numbers."""
 MEMORY = 0.8
 """Share of the past in the stream's statistics after the stem."""
+COUNTS = ("doubt", "asked", "shown", "recent_images", "guarded", "shifts", "compared", "changed")
+ARRAYS = ("recent", "tally", "candidates", "seen")
 COMPARED = 256
-"""Images on which the mirrored view is judged."""
-WORTH = 0.03
+"""Images on which the mirrored view is judged, at least."""
+WORTH = 0.04
 """Share of the predictions that the mirrored view has to change to be worth a forward pass."""
 
 
@@ -51,14 +53,14 @@ class ZOMergePlus(Adapter):
     - **Guard**, for BatchNorm: a batch that looks like a few classes only (`_is_odd`) is left to the source model with
       its stored statistics, because such a batch is no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
-    - **Mirror**: predictions are averaged with those for the mirrored image, until that changes fewer than 3 in 100
-      of them.
+    - **Mirror**: predictions are averaged with those for the mirrored image, until that surely (by two standard errors)
+      changes fewer than 4 in 100 of them. Only for images that mean the same when mirrored; else `mirror=False`.
     - **Alignment**, without BatchNorm and if `source` is given (`measure_source`): the classifier's input gets the mean
       and std that it had at the source.
 
-    At most three forward passes per batch, and one when settled: all candidates tried and both views of one mind. Where
-    the views go on to differ it stays with two; `mirror=False` has one view only. When the statistics after the stem
-    jump (over at least 64 images), it starts anew with the next batch.
+    At most three forward passes per batch, and one when settled: all candidates tried, both views of one mind, no batch
+    in doubt. Where the views go on to differ it stays with two; `mirror=False` has one view only. When the statistics
+    after the stem jump (over at least 64 images), it starts anew with the next batch.
 
     >>> adapter = ZOMergePlus(runtime, experts)   # doctest: +SKIP
     """
@@ -109,9 +111,10 @@ class ZOMergePlus(Adapter):
         self.recent_images = 0
         self.held: np.ndarray | None = None
         """The images that candidates are shown, until all have seen them."""
-        self.candidates = np.eye(self.size)
-        """Weights to try, in this order; put in order by the first images."""
-        self.ordered = False
+        self.candidates = np.full((1, self.size), 1 / self.size)
+        """Weights to try, in this order; the first images say which."""
+        self.asked = False
+        """Whether the source model has been asked about the first batch."""
         self.seen = np.empty((0, 2))
         """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images, then of
         the scaled mixtures.
@@ -122,6 +125,8 @@ class ZOMergePlus(Adapter):
         """Its sum of entropies, then of predictions."""
         self.doubt = False
         """Whether the last batch looked like a few classes only."""
+        self.guarded = 0
+        """How many batches did."""
         self.compared = self.changed = 0
         """Images seen in both views since all candidates have been tried; predictions that the second one changed."""
         self.shifts = 0
@@ -137,9 +142,9 @@ class ZOMergePlus(Adapter):
     def _mixture(self) -> Vector:
         """By the candidates that have been shown the images."""
         if not len(self.seen):
-            return self.candidates[0] if self.ordered else np.full(self.size, 1 / self.size)
+            return np.asarray(self.candidates[0])
         scores = self._scores[: len(self.candidates)]
-        return soften(scores / self.temperature) @ self.candidates[: len(scores)]
+        return np.asarray(soften(scores / self.temperature) @ self.candidates[: len(scores)])
 
     @property
     def _scores(self) -> Vector:
@@ -156,13 +161,13 @@ class ZOMergePlus(Adapter):
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing left to try, and one view of an image is enough."""
-        return self.tried and (not self.mirror or self.agreed)
+        """Whether there is nothing left to try and nothing in doubt, and one view of an image is enough."""
+        return self.tried and not self.doubt and (not self.mirror or self.agreed)
 
     @property
     def agreed(self) -> bool:
-        """Whether the mirrored view changes too little."""
-        return self.compared >= COMPARED and self.changed < WORTH * self.compared
+        """Whether the mirrored view surely changes too little."""
+        return self.compared >= COMPARED and self.changed + 2 * np.sqrt(self.changed) < WORTH * self.compared
 
     @property
     def tried(self) -> bool:
@@ -177,9 +182,10 @@ class ZOMergePlus(Adapter):
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
         before = self.runtime.forwarded
         source: Output | None = None
-        if adapt and (self.doubt or not self.ordered):
+        if adapt and (self.doubt or not self.asked):
             source = self._forward(images, self.alone, stored=True)
             self._follow(source, len(images))
+            self.asked = True
         elif adapt and not self.tried:
             self._probe(len(images))
         weights, stored = self.weights, False
@@ -190,7 +196,7 @@ class ZOMergePlus(Adapter):
         broken = not np.isfinite(p).all()
         odd = self.guard and not broken and self._is_odd(p, q)
         if adapt:
-            self.doubt = odd
+            self.doubt, self.guarded = odd, self.guarded + odd
             if not odd and not self.tried:
                 self._hold(to_numpy(images))
         if odd or broken:
@@ -239,9 +245,9 @@ class ZOMergePlus(Adapter):
         now = np.stack([mean, square - mean**2])
         if self.recent_images >= HELD:
             if self.running is not None and distance(self.running, now) > self.shift_threshold:
-                doubt, shifts = self.doubt, self.shifts + 1
+                kept = self.doubt, self.guarded, self.shifts + 1
                 self.reset()
-                self.doubt, self.shifts = doubt, shifts
+                self.doubt, self.guarded, self.shifts = kept
             self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
             self.recent_images = 0
         if not len(self.seen) and not self.shown:
@@ -250,7 +256,6 @@ class ZOMergePlus(Adapter):
                 near = now if self.running is None else self.running
                 first = soften(1 / (distance(self.statistics, near) + 1e-4) / 5)  # CoLA's weights
             self.candidates = np.vstack([first, np.eye(self.size)[np.argsort(-first, kind="stable")]])
-            self.ordered = True
 
     def _hold(self, images: np.ndarray) -> None:
         if self.held is None or len(self.held) < HELD:
@@ -258,11 +263,11 @@ class ZOMergePlus(Adapter):
             self.held = held[:HELD].copy()
 
     def _probe(self, images: int) -> None:
-        """Show the held images to the next candidates, at most as many as the batch has, and as many at a time."""
+        """Show the held images to the next candidates, at most as many as the batch has, in equal portions."""
         if self.held is None or len(self.held) < HELD:
             return
-        left = images
-        while not self.tried and (size := min(images, HELD - self.shown)) <= left:
+        left, portion = images, 1 << (min(images, HELD).bit_length() - 1)  # divides 64
+        while not self.tried and (size := min(portion, HELD - self.shown)) <= left:
             part = self.held[self.shown : self.shown + size]
             done = len(self.seen) - len(self.candidates)
             weights = self.candidates[done] if done < 0 else SCALES[done] * self._mixture
@@ -292,48 +297,40 @@ class ZOMergePlus(Adapter):
     def state_dict(self) -> dict[str, Any]:
         known = {"running": self.running, "held": self.held}
         return {
-            "doubt": int(self.doubt),
-            "ordered": int(self.ordered),
-            "shown": self.shown,
-            "recent_images": self.recent_images,
-            "shifts": self.shifts,
-            "compared": self.compared,
-            "changed": self.changed,
-            "recent": self.recent.copy(),
-            "tally": self.tally.copy(),
-            "candidates": self.candidates.copy(),
-            "seen": self.seen.copy(),
+            **{name: int(getattr(self, name)) for name in COUNTS},
+            **{name: getattr(self, name).copy() for name in ARRAYS},
             **{name: np.array(value) for name, value in known.items() if value is not None},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        doubt, ordered, shown, count, shifts, compared, changed = (
-            int(entry(state, name))
-            for name in ("doubt", "ordered", "shown", "recent_images", "shifts", "compared", "changed")
-        )
-        recent, tally, candidates, seen = (
-            np.array(entry(state, name)) for name in ("recent", "tally", "candidates", "seen")
-        )
-        running, held = (None if name not in state else np.array(state[name]) for name in ("running", "held"))
+        counts = {name: entry(state, name) for name in COUNTS}
+        arrays = {name: np.array(entry(state, name)) for name in ARRAYS}
+        optional = {name: None if name not in state else np.array(state[name]) for name in ("running", "held")}
+        recent, tally, candidates, seen = arrays.values()
+        running, held = optional.values()
         width = None if self.statistics is None else self.statistics.shape[2]
+        widths = {x.shape[1] for x in (running, recent) if x is not None and x.ndim == 2 and x.size}
         fits = (
-            candidates.shape[1:] == (self.size,)
+            all(np.ndim(x) == 0 and np.asarray(x).dtype.kind in "biu" and x >= 0 for x in counts.values())
+            and candidates.shape[1:] == (self.size,)
             and seen.shape[1:] == (2,)
             and len(seen) <= len(candidates) + len(SCALES)
             and tally.shape == self.tally.shape
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
-            and (running is None or width in (None, running.shape[1]))
+            and len(widths | ({width} if width else set())) <= 1
+            and (not counts["recent_images"] or recent.size)
             and (held is None or held.ndim == 4)
-            and 0 <= shown < HELD
-            and 0 <= changed <= compared
+            and counts["shown"] < HELD
+            and counts["changed"] <= counts["compared"]
             and len(candidates) > 0
         )
-        known = (candidates, recent, tally, seen, running, held)
-        if not fits or not all(np.isfinite(x).all() for x in known if x is not None):
+        known = [x for x in (*arrays.values(), running, held) if x is not None]
+        if not fits or not all(np.isfinite(x).all() for x in known):
             raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
-        self.doubt, self.ordered, self.shown, self.recent_images = bool(doubt), bool(ordered), shown, count
-        self.recent, self.tally, self.candidates, self.seen = recent, tally, candidates, seen
-        self.running, self.held, self.shifts, self.compared, self.changed = running, held, shifts, compared, changed
+        for name, value in {**arrays, **optional}.items():
+            setattr(self, name, value)
+        for name, count in counts.items():
+            setattr(self, name, type(getattr(self, name))(count))
 
 
 def entropy(p: np.ndarray) -> np.ndarray:
