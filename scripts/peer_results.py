@@ -2,7 +2,10 @@
 
 mergetta bench fashion-bn --methods all --json bn.json
 mergetta bench fashion-vit --methods all --json vit.json
-python scripts/peer_results.py bn.json vit.json           # costs: on the first family that has the method; 10 minutes
+python scripts/peer_results.py bn.json vit.json     # costs: on the first suite that has the method; 10 minutes
+
+Time is that of whole streams, relative to plain inference, batch by batch in turn, by the very adapters of the error
+column. Memory is the peak of a fresh process, with each method's defaults.
 """
 
 from __future__ import annotations
@@ -18,60 +21,102 @@ import numpy as np
 import torch
 
 from mergetta import TorchRuntime
-from mergetta.adapters import METHODS
+from mergetta.adapters import METHODS, Method
 from mergetta.bench import cost
-from mergetta.bench.protocol import load_domain
-from mergetta.bench.tables import ErrorTable, best_rows, error_table
+from mergetta.bench.protocol import Cell, create, family_of, runtime_of, target_of, with_mirrored
+from mergetta.bench.store import Store, default_cache
+from mergetta.bench.suite import Suite, load_suite
+from mergetta.bench.tables import ErrorTable, Record, best_rows, error_table
 from mergetta.errors import MergettaError
 
-BATCHES = 20
+DOMAIN, BATCHES = "fog", 20
+ABLATIONS = ("-no-probe", "-no-similarity", "-no-scale", "-no-guard", "-no-align")
 KNOWLEDGE = {
     "bundle": "a bundle",
     "experts": "experts",
-    "source": "means of clean features",
+    "source": "mean and std of clean features",
     "fisher": "clean images, once",
     "prototypes": "labelled clean images, once",
 }
 
 
-def costs(model: str, batch_size: int, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Time relative to plain inference (interleaved, one stream of real images), passes, memory, int8."""
-    domain = load_domain("fashion", None, "fog", 5, 0, BATCHES * batch_size)
-    backwards, backward = [0], torch.Tensor.backward
+class Peers:
+    """One suite: its results, and the cost of its methods."""
 
-    def counted(*arguments: Any, **options: Any) -> None:
-        backwards[0] += 1
-        backward(*arguments, **options)  # type: ignore[no-untyped-call]
+    def __init__(self, file: str) -> None:
+        content = json.loads(Path(file).read_text())
+        self.records: list[Record] = content["results"]
+        self.name: str = content["suite"]
+        self.suite: Suite = load_suite(self.name).restricted(methods=["all"])
+        self.table: ErrorTable = error_table(self.records)
+        self.names = [name for name in self.table.methods if not name.endswith(ABLATIONS)]
+        kinds = {group.kind for group in TorchRuntime(family_of(self.suite)).structure}
+        self.norm = "BN" if "batch" in kinds else "LN"
 
-    torch.Tensor.backward = counted  # type: ignore[method-assign]
-    rows: dict[str, dict[str, Any]] = {name: dict.fromkeys(("seconds", "backwards"), 0) for name in names}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        cost.export_all(model, folder, batch_size)
-        runs = {name: cost.torch_variant(name, model, 1) for name in names}
-        for images, _ in domain.stream(0, batch_size):
-            np.save(folder / "images.npy", images)  # what memory is measured with
-            for name, (predict, _) in runs.items():
+    def method(self, name: str) -> Method:
+        return METHODS[self.suite.methods[name].adapter]
+
+    def works(self, name: str) -> bool:
+        """Whether its results differ from the source model's anywhere."""
+        cells = self.table.cells
+        return name == "source" or any(cells[d, name] != cells[d, "source"] for d in self.table.domains)
+
+    def forwards(self, name: str) -> float:
+        return float(np.mean([record["forwards"] for record in self.records if record["method"] == name]))
+
+    def times(self, names: list[str]) -> dict[str, tuple[float, float]]:
+        """Seconds relative to `source`, and backward passes per batch."""
+        torch.set_num_threads(1)
+        backwards, backward = [0], torch.Tensor.backward
+
+        def counted(*arguments: Any, **options: Any) -> None:
+            backwards[0] += 1
+            backward(*arguments, **options)  # type: ignore[no-untyped-call]
+
+        def runs() -> dict[str, Any]:
+            return {name: self.run(name) for name in dict.fromkeys(("source", *names))}
+
+        torch.Tensor.backward = counted  # type: ignore[method-assign]
+        batch_size = self.suite.batch_size
+        batches = [images for images, _ in target_of(self.suite, DOMAIN).stream(0, batch_size)][:BATCHES]
+        for run in runs().values():  # warms up
+            run(batches[0])
+        measured = {name: np.zeros(2) for name in runs()}
+        predicts = runs()
+        for images in batches:
+            for name, run in predicts.items():
                 backwards[0], start = 0, time.perf_counter()
-                predict(images)
-                rows[name]["seconds"] += time.perf_counter() - start
-                rows[name]["backwards"] += backwards[0]
-        for name, (_, forwarded) in runs.items():
-            rows[name]["forwards"] = forwarded() / len(domain.labels)
-        runs.clear()
-        for name, row in rows.items():
-            row["peak"] = cost.peak_memory("torch", name, model, folder, 1).peak
-            row["int8"] = name == "inference" or on_int8(name, folder)
-    plain = rows["inference"]
-    return {
-        name: {
-            **row,
-            "backwards": row["backwards"] / BATCHES,
-            "time": row["seconds"] / plain["seconds"],
-            "memory": row["peak"] / plain["peak"],
-        }
-        for name, row in rows.items()
-    }
+                run(images)
+                measured[name] += time.perf_counter() - start, backwards[0]
+        torch.Tensor.backward = backward  # type: ignore[method-assign]
+        return {n: (float(m[0] / measured["source"][0]), float(m[1] / len(batches))) for n, m in measured.items()}
+
+    def run(self, name: str) -> Any:
+        settings = self.suite.methods[name]
+        runtime = runtime_of(self.suite, settings, 0)
+        cell = Cell(name, "roid" if settings.uses_experts else None, DOMAIN, 0)
+        adapter = create(self.suite, cell, runtime, Store(default_cache()))
+
+        def predict(images: np.ndarray) -> None:
+            logits = adapter.predict(images)
+            if settings.mirror:
+                with_mirrored(logits, images, adapter, runtime)
+
+        return predict
+
+    def memory(self, names: list[str]) -> dict[str, tuple[float, bool]]:
+        """Peak relative to plain inference, and whether the method runs on int8."""
+        with tempfile.TemporaryDirectory() as place:
+            folder, model = Path(place), self.suite.family
+            cost.export_all(model, folder, self.suite.batch_size)
+            np.save(folder / "images.npy", next(target_of(self.suite, DOMAIN).stream(0, self.suite.batch_size))[0])
+            plain = cost.peak_memory("torch", "inference", model, folder, 1).peak
+            adapters = {name: self.suite.methods[name].adapter for name in names}
+            peaks = {
+                adapter: (cost.peak_memory("torch", adapter, model, folder, 1).peak / plain, on_int8(adapter, folder))
+                for adapter in dict.fromkeys(adapters.values())
+            }
+        return {name: peaks[adapter] for name, adapter in adapters.items()}
 
 
 def on_int8(name: str, folder: Path) -> bool:
@@ -84,39 +129,32 @@ def on_int8(name: str, folder: Path) -> bool:
         return False
 
 
-def norms(tables: list[ErrorTable], suites: list[str], name: str) -> str:
-    """Where it does something: its results are not those of the source model."""
-    found = {}
-    for table, suite in zip(tables, suites, strict=True):
-        batch_norm = any(group.kind == "batch" for group in TorchRuntime(cost.family_of(suite)).structure)
-        if name in table.methods:
-            same = all(table.cells[domain, name] == table.cells[domain, "source"] for domain in table.domains)
-            found["BN" if batch_norm else "LN"] = name == "source" or not same
-    return ", ".join(kind for kind, works in found.items() if works)
-
-
 def main(*files: str) -> None:
-    contents = [json.loads(Path(file).read_text()) for file in files]
-    tables = [error_table(content["results"]) for content in contents]
-    suites = [content["suite"] for content in contents]
-    methods = [name for name in METHODS if any(name in table.methods for table in tables)]
-    measured: dict[str, dict[str, Any]] = {}
-    for suite, table, content in zip(suites, tables, contents, strict=True):
-        new = [name for name in methods if name in table.methods and name not in measured]
-        measured |= costs(suite, content["results"][0]["batch_size"], ["inference", *new]) if new else {}
-    errors = [[table.average.get(name) for name in methods] for table in tables]
-    best = best_rows([[None if METHODS[methods[i]].backprop else e for i, e in enumerate(column)] for column in errors])
+    peers = [Peers(file) for file in files]
+    home: dict[str, Peers] = {}
+    for each in peers:
+        for name in each.names:
+            home.setdefault(name, each)
+    costs: dict[str, tuple[float, ...]] = {}
+    for each in peers:
+        names = [name for name, where in home.items() if where is each]
+        times, memory = each.times(names), each.memory(names)
+        costs |= {name: (*times[name], *memory[name]) for name in names}
+    names = sorted(home, key=lambda name: home[name].method(name).backprop)
+    errors = [[each.table.average.get(name) for name in names] for each in peers]
+    forward_only = [[None if home[n].method(n).backprop else e for n, e in zip(names, c, strict=True)] for c in errors]
+    best = best_rows(forward_only)
     titles = ["forward passes per image", "backward passes per batch", "time ×", "memory ×", "int8", "norms", "needs"]
-    print(f"| | {' | '.join(f'{suite}, error %' for suite in suites)} | {' | '.join(titles)} |")
-    print(f"|---|{'---:|' * (len(suites) + 4)}---|---|---|")
-    for i, name in enumerate(methods):
-        method, row = METHODS[name], measured[name]
+    print(f"| | {' | '.join(f'{each.name}, error %' for each in peers)} | {' | '.join(titles)} |")
+    print(f"|---|{'---:|' * (len(peers) + 4)}---|---|---|")
+    for i, name in enumerate(names):
         cells = [
             "—" if column[i] is None else f"**{column[i]}**" if i in chosen else str(column[i])
             for column, chosen in zip(errors, best, strict=True)
         ]
-        cells += [f"{row['forwards']:.2f}", f"{row['backwards']:.0f}", f"{row['time']:.1f}", f"{row['memory']:.2f}"]
-        cells += ["yes" if row["int8"] else "no", norms(tables, suites, name)]
+        method, (seconds, backwards, peak, int8) = home[name].method(name), costs[name]
+        cells += [f"{home[name].forwards(name):.2f}", f"{backwards:.0f}", f"{seconds:.1f}", f"{peak:.2f}"]
+        cells += ["yes" if int8 else "no", ", ".join(e.norm for e in peers if name in e.names and e.works(name))]
         cells.append(", ".join(dict.fromkeys(KNOWLEDGE[n] for n in (method.needs, method.measured) if n)) or "nothing")
         print(f"| {f'*{name}*' if method.backprop else name} | {' | '.join(cells)} |")
 
