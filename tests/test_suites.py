@@ -72,6 +72,13 @@ def test_a_plan(tmp_path: Path) -> None:
     assert "core-hours" in text
 
 
+def test_experts_from_other_images_by_the_command_line(tmp_path: Path) -> None:
+    command = ["bench", "fashion-bn", "--samples", "20", "--expert-samples", "30", "--methods", "cola", "--dry-run"]
+    result = mergetta(*command, "--cache", "cache", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "experts by roid from 30 other images" in " ".join(result.stdout.split())
+
+
 def test_dry_run_says_what_is_missing_and_where_to_get_it(tmp_path: Path) -> None:
     result = mergetta("bench", "cifar10-c", "--data", "nowhere", "--dry-run", cwd=tmp_path)
     assert result.returncode == 2

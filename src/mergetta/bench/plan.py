@@ -53,9 +53,10 @@ class Plan:
 
 
 def plan_of(suite: Suite, expert: str, domains: Sequence[str], seeds: Sequence[int], cache: Path) -> Plan:
+    apart = f" from {suite.expert_samples:,} other images" if suite.expert_samples else ""
     plan = Plan(
         f"{suite.name}: {', '.join(suite.methods)} on {len(domains)} domains × {len(seeds)} seeds × {suite.samples:,} "
-        f"images of {suite.family}, experts by {expert}"
+        f"images of {suite.family}, experts by {expert}{apart}"
     )
     for load in (family_of, source_of):
         try:

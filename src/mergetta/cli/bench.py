@@ -22,6 +22,12 @@ Methods = Annotated[
 Domains = Annotated[str | None, typer.Option(help="Only these target domains, separated by commas.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Images per domain (default: all of the suite's).")]
+ExpertSamples = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Make experts from so many images after the targets' (default: from the same, otherwise corrupted)."
+    ),
+]
 Severity = Annotated[int | None, typer.Option(min=1, max=5, help="Severity of the corruptions.")]
 Family = Annotated[str | None, typer.Option(help="Another family than the suite's own (`resnet-20`, `timm:NAME`, …).")]
 Checkpoint = Annotated[Path | None, typer.Option(help="The family's weights.")]
@@ -49,6 +55,7 @@ def command(
     domains: Domains = None,
     seeds: Seeds = 3,
     samples: Samples = None,
+    expert_samples: ExpertSamples = None,
     severity: Severity = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"One seed, {QUICK_SAMPLES} images per domain.")] = False,
     json: Json = None,
@@ -80,6 +87,8 @@ def command(
     if quick:
         seeds, samples = 1, min(samples or QUICK_SAMPLES, QUICK_SAMPLES)
     chosen = load_suite(suite, family, checkpoint, data, styles)
+    if expert_samples is not None:
+        chosen = chosen.model_copy(update={"expert_samples": expert_samples})
     if dry_run:
         show_plan(
             chosen.restricted(split(methods), split(domains), samples, severity), experts, split(domains), seeds, cache
