@@ -239,8 +239,8 @@ def test_passes(kind: str, model: type[Confidence], mirror: bool, last: int, siz
 
 def test_one_class_at_a_time_is_left_to_the_source_model(evenly: np.ndarray) -> None:
     runtime = Confidence("batch")
-    adapter = ZOMergePlus(runtime, [expert(9.0)], mirror=False)
-    alone = np.repeat(evenly[:1], 100, axis=0)
+    adapter = ZOMergePlus(runtime, [expert(0.9)], mirror=False)
+    alone = 6 * np.repeat(evenly[:1], 100, axis=0)
     for _ in range(3):
         runtime.shares.clear()
         assert np.exp(adapter.predict(alone)) == pytest.approx(softmax(alone[:, 0, 0]), rel=1e-5)
@@ -287,9 +287,29 @@ def test_unevenness_by_hand() -> None:
 @pytest.mark.parametrize(("images", "classes"), [(8, 10), (200, 10), (64, 1000)])
 def test_a_few_classes_are_told_from_chance(images: int, classes: int) -> None:
     adapter, rng = ZOMergePlus(Confidence("batch"), [expert(1.0)]), np.random.default_rng(0)
-    chance = [adapter._is_odd(np.eye(classes)[rng.integers(classes, size=images)], None) for _ in range(300)]
+    chance = [adapter._is_uneven(np.eye(classes)[rng.integers(classes, size=images)]) for _ in range(300)]
     assert np.mean(chance) < 0.02
-    assert adapter._is_odd(np.eye(classes)[np.arange(images) % 2], None)
+    assert adapter._is_uneven(np.eye(classes)[np.arange(images) % 2])
+
+
+def with_entropy(value: float, classes: np.ndarray) -> np.ndarray:
+    """Predictions of these classes with about that entropy."""
+    shares = np.linspace(0.01, 0.6, 200)
+    found = min(shares, key=lambda share: abs(-(1 - share) * np.log(1 - share) - share * np.log(share / 3) - value))
+    return np.where(np.eye(CLASSES)[classes] == 1, 1 - found, found / 3)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "source", "uneven", "odd"),
+    [(0.3, 0.6, True, False), (0.6, 0.6, True, True), (0.6, 0.6, False, False), (0.9, 0.6, False, True)],
+)
+def test_a_domain_that_makes_predictions_uneven_is_told_from_few_classes(
+    mixture: float, source: float, uneven: bool, odd: bool
+) -> None:
+    """By how sure they are: batch statistics of a few classes leave the model no surer than the source model."""
+    adapter, classes = ZOMergePlus(Confidence("batch"), [expert(1.0)]), np.arange(200) % CLASSES
+    few = np.where(np.arange(200) < 120, 0, classes) if uneven else classes
+    assert adapter._is_odd(with_entropy(mixture, few), with_entropy(source, classes)) == odd
 
 
 def test_what_is_refused(evenly: np.ndarray) -> None:

@@ -23,8 +23,8 @@ HELD = 64
 """Images of the stream that every candidate is shown; smaller batches tell less of themselves."""
 PRIOR = 16
 """Images that stored statistics count for, where a batch is small."""
-UNSURE = 1.4
-"""How much more entropy than the source model's says that batch statistics are wrong."""
+HARDLY_SURER, UNSURE = 0.8, 1.4
+"""How much entropy, to the source model's, says that batch statistics are wrong: in an uneven batch, and in any."""
 SCALES = np.array([1.0, 1.5, 2.0, 3.0])
 """How far to go where the mixture points; tried in this order until it gets worse."""
 CAUTION = 0.02
@@ -194,7 +194,10 @@ class ZOMergePlus(Adapter):
         if adapt and source is None:
             self._follow(output, len(images))
         broken = not np.isfinite(p).all()
-        odd = self.guard and not broken and self._is_odd(p, q)
+        odd = False
+        if self.guard and not broken and (q is not None or self._is_uneven(p)):
+            q = self._probabilities(self._forward(images, self.alone, stored=True)) if q is None else q
+            odd = self._is_odd(p, q)
         if adapt:
             self.doubt, self.guarded = odd, self.guarded + odd
             if not odd and not self.tried:
@@ -283,16 +286,20 @@ class ZOMergePlus(Adapter):
         if self.tried:
             self.held = None
 
-    def _is_odd(self, mixture: np.ndarray, source: np.ndarray | None) -> bool:
-        """Whether its predictions are more uneven than chance makes them, or much less certain than the source model's.
+    def _is_uneven(self, p: np.ndarray) -> bool:
+        """Whether predictions are more uneven than chance makes them; after one odd batch less is enough."""
+        mean, std = by_chance(*p.shape)
+        return unevenness(p) > mean + (0 if self.doubt else 3 * std)
 
-        After one such batch less is enough.
+    def _is_odd(self, mixture: np.ndarray, source: np.ndarray) -> bool:
+        """Whether a batch of a few classes has led the statistics astray.
+
+        Then predictions are uneven and hardly more certain than the source model's, or much less certain. Where it is
+        the domain that makes them uneven, they are more certain.
         """
-        mean, std = by_chance(*mixture.shape)
-        uneven = unevenness(mixture) > mean + (0 if self.doubt else 3 * std)
-        if source is None or len(source) < HELD:
-            return bool(uneven)
-        return bool(uneven or entropy(mixture).mean() > UNSURE * entropy(source).mean())
+        ratio = entropy(mixture).mean() / max(entropy(source).mean(), 1e-12)
+        few = ratio > HARDLY_SURER and self._is_uneven(mixture)
+        return bool(few or (ratio > UNSURE and len(source) >= HELD))
 
     def state_dict(self) -> dict[str, Any]:
         known = {"running": self.running, "held": self.held}
