@@ -81,8 +81,8 @@ class Peers:
         batches = [images for images, _ in target_of(self.suite, DOMAIN).stream(0, batch_size)][:BATCHES]
         for run in runs().values():  # warms up
             run(batches[0])
-        measured = {name: np.zeros(2) for name in runs()}
         predicts = runs()
+        measured = {name: np.zeros(2) for name in predicts}
         for images in batches:
             for name, run in predicts.items():
                 backwards[0], start = 0, time.perf_counter()
