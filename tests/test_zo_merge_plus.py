@@ -9,7 +9,7 @@ import pytest
 
 from mergetta import Expert, MergettaError, OnnxRuntime, TorchRuntime, load_family
 from mergetta.adapters.forward_only.source_features import SourceFeatures
-from mergetta.adapters.forward_only.zo_merge_plus import HELD, ZOMergePlus, by_chance, unevenness
+from mergetta.adapters.forward_only.zo_merge_plus import HELD, WINDOW, ZOMergePlus, by_chance, entropy, unevenness
 from mergetta.bench.protocol import load_domain
 from mergetta.groups import Group
 from mergetta.losses.probabilities import softmax
@@ -173,6 +173,7 @@ def test_how_much_the_mirrored_view_must_change(changed: int, compared: int, eno
         {"recent": np.zeros((2, 9)), "running": np.zeros((2, 1))},
         {"seen": np.full((1, 2), np.nan)},
         {"candidates": np.ones((1, 9))},
+        {"window": np.zeros(3)},
         {"held": np.zeros((2, 4, 4))},
     ],
 )
@@ -276,20 +277,38 @@ def test_alignment_by_hand(evenly: np.ndarray) -> None:
 
 
 def test_unevenness_by_hand() -> None:
-    assert unevenness(np.tile(np.eye(10), (20, 1))) == pytest.approx(0, abs=1e-9)
-    assert unevenness(np.eye(10)[np.zeros(200, int)]) == pytest.approx(400 * np.log(10))
+    assert unevenness(np.full(10, 0.1), 200) == pytest.approx(0, abs=1e-9)
+    assert unevenness(np.eye(10)[0], 200) == pytest.approx(400 * np.log(10))
     assert by_chance(1, 10) == pytest.approx((2 * np.log(10), 0), abs=1e-9)  # of one image nothing can be said
     mean, std = by_chance(5000, 10)  # chi-squared with 9 degrees of freedom
     assert mean == pytest.approx(9, rel=0.1)
     assert std == pytest.approx(np.sqrt(18), rel=0.15)
 
 
+def window(predictions: np.ndarray) -> np.ndarray:
+    return np.concatenate([[len(predictions), 0, 0], predictions.sum(axis=0)])
+
+
 @pytest.mark.parametrize(("images", "classes"), [(8, 10), (200, 10), (64, 1000)])
 def test_a_few_classes_are_told_from_chance(images: int, classes: int) -> None:
     adapter, rng = ZOMergePlus(Confidence("batch"), [expert(1.0)]), np.random.default_rng(0)
-    chance = [adapter._is_uneven(np.eye(classes)[rng.integers(classes, size=images)]) for _ in range(300)]
-    assert np.mean(chance) < 0.02
-    assert adapter._is_uneven(np.eye(classes)[np.arange(images) % 2])
+    chance = [adapter._is_uneven(window(np.eye(classes)[rng.integers(classes, size=images)])) for _ in range(300)]
+    assert np.mean(chance) < 0.08
+    assert adapter._is_uneven(window(np.eye(classes)[np.arange(images) % 2]))
+
+
+def test_older_predictions_fade_from_the_window() -> None:
+    adapter = ZOMergePlus(Confidence("batch"), [expert(1.0)])
+    first, second = with_entropy(0.3, np.zeros(50, int)), with_entropy(0.6, np.ones(50, int))
+    adapter.window = adapter._with(first, second)
+    found = adapter._with(second, None)
+    keep = 1 - 50 / WINDOW
+    assert found[0] == pytest.approx(50 * (1 + keep))
+    assert found[1] == pytest.approx(keep * entropy(first).sum())
+    assert found[2] == pytest.approx(keep * entropy(second).sum())
+    np.testing.assert_allclose(found[3:], keep * first.sum(axis=0) + second.sum(axis=0))
+    alone = adapter._with(np.tile(first, (4, 1)), None)  # as many as the window has
+    np.testing.assert_allclose(alone, window(np.tile(first, (4, 1))))
 
 
 def with_entropy(value: float, classes: np.ndarray) -> np.ndarray:
@@ -309,7 +328,7 @@ def test_a_domain_that_makes_predictions_uneven_is_told_from_few_classes(
     """By how sure they are: batch statistics of a few classes leave the model no surer than the source model."""
     adapter, classes = ZOMergePlus(Confidence("batch"), [expert(1.0)]), np.arange(200) % CLASSES
     few = np.where(np.arange(200) < 120, 0, classes) if uneven else classes
-    assert adapter._is_odd(with_entropy(mixture, few), with_entropy(source, classes)) == odd
+    assert adapter._is_odd(adapter._with(with_entropy(mixture, few), with_entropy(source, classes)), 0) == odd
 
 
 def test_what_is_refused(evenly: np.ndarray) -> None:
@@ -362,7 +381,7 @@ class TestOnRealImages:
             source += np.count_nonzero(adapter.runtime(x, source_statistics=1.0).logits.argmax(axis=1) != y)
         return wrong / len(images), source / len(images)
 
-    @pytest.mark.parametrize(("order", "size"), [("sorted", 100), ("stream", 8), ("stream", 1)])
+    @pytest.mark.parametrize(("order", "size"), [("sorted", 100), ("sorted", 32), ("stream", 8), ("stream", 1)])
     def test_no_worse_than_source(self, order: str, size: int, subject: ZOMergePlus) -> None:
         domain = load_domain("fashion", None, "jpeg_compression", 5, 0, 400)
         images, labels = next(iter(domain.stream(0, 400)))

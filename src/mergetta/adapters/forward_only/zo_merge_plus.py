@@ -24,7 +24,9 @@ HELD = 64
 PRIOR = 16
 """Images that stored statistics count for, where a batch is small."""
 HARDLY_SURER, UNSURE = 0.8, 1.4
-"""How much entropy, to the source model's, says that batch statistics are wrong: in an uneven batch, and in any."""
+"""How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches, and in any."""
+WINDOW = 200
+"""Images that the guard judges by: the last batches, or one large one."""
 SCALES = np.array([1.0, 1.5, 2.0, 3.0])
 """How far to go where the mixture points; tried in this order until it gets worse."""
 CAUTION = 0.02
@@ -34,7 +36,7 @@ BROKEN = 1e9
 MEMORY = 0.8
 """Share of the past in the stream's statistics after the stem."""
 COUNTS = ("doubt", "asked", "shown", "recent_images", "guarded", "shifts", "compared", "changed")
-ARRAYS = ("recent", "tally", "candidates", "seen")
+ARRAYS = ("recent", "tally", "window", "candidates", "seen")
 COMPARED = 256
 """Images on which the mirrored view is judged, at least."""
 WORTH = 0.04
@@ -50,8 +52,8 @@ class ZOMergePlus(Adapter):
       score = entropy of the mean prediction − mean entropy: sure of each image, varied over all.
     - **Scale**: then the mixture itself, and 1.5, 2, 3 times it while that gets better, by the same score: experts are
       rarely trained to the end, and what they share points further.
-    - **Guard**, for BatchNorm: a batch that looks like a few classes only (`_is_odd`) is left to the source model with
-      its stored statistics, because such a batch is no measure for a norm layer. (Classes are taken to be equally
+    - **Guard**, for BatchNorm: batches that look like a few classes only (`_is_odd`) are left to the source model with
+      its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
     - **Mirror**: predictions are averaged with those for the mirrored image, until that surely (by two standard errors)
       changes fewer than 4 in 100 of them. Only for images that mean the same when mirrored; else `mirror=False`.
@@ -113,8 +115,8 @@ class ZOMergePlus(Adapter):
         """The images that candidates are shown, until all have seen them."""
         self.candidates = np.full((1, self.size), 1 / self.size)
         """Weights to try, in this order; the first images say which."""
-        self.asked = False
-        """Whether the source model has been asked about the first batch."""
+        self.asked = 0
+        """Of how many first images the source model has been asked."""
         self.seen = np.empty((0, 2))
         """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images, then of
         the scaled mixtures.
@@ -123,8 +125,12 @@ class ZOMergePlus(Adapter):
         """How many of the images the next candidate has been shown so far."""
         self.tally = np.zeros(1 + len(self.runtime.classifier.bias))
         """Its sum of entropies, then of predictions."""
+        self.window = np.zeros(3 + len(self.runtime.classifier.bias))
+        """Over the last images: how many, the mixture's and the source model's sums of entropies where both are known,
+        and the sums of the mixture's predictions.
+        """
         self.doubt = False
-        """Whether the last batch looked like a few classes only."""
+        """Whether the last batches looked like a few classes only."""
         self.guarded = 0
         """How many batches did."""
         self.compared = self.changed = 0
@@ -182,10 +188,10 @@ class ZOMergePlus(Adapter):
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
         before = self.runtime.forwarded
         source: Output | None = None
-        if adapt and (self.doubt or not self.asked):
+        if adapt and (self.doubt or self.asked < (HELD if self.guard else 1)):
             source = self._forward(images, self.alone, stored=True)
             self._follow(source, len(images))
-            self.asked = True
+            self.asked += len(images)
         elif adapt and not self.tried:
             self._probe(len(images))
         weights, stored = self.weights, False
@@ -194,11 +200,15 @@ class ZOMergePlus(Adapter):
         if adapt and source is None:
             self._follow(output, len(images))
         broken = not np.isfinite(p).all()
-        odd = False
-        if self.guard and not broken and (q is not None or self._is_uneven(p)):
-            q = self._probabilities(self._forward(images, self.alone, stored=True)) if q is None else q
-            odd = self._is_odd(p, q)
+        odd, window = False, self.window
+        if self.guard and not broken:
+            window = self._with(p, q)
+            if q is None and self._is_uneven(window):
+                q = self._probabilities(self._forward(images, self.alone, stored=True))
+                window = self._with(p, q)
+            odd = q is not None and self._is_odd(window, self._stored_share(len(p)))
         if adapt:
+            self.window = window
             self.doubt, self.guarded = odd, self.guarded + odd
             if not odd and not self.tried:
                 self._hold(to_numpy(images))
@@ -222,8 +232,10 @@ class ZOMergePlus(Adapter):
     def _forward(self, images: Array, weights: Vector, stored: bool = False) -> Output:
         w = weights.astype(np.float32)
         self.runtime.load({name: base + w @ self.tasks[name] for name, base in self.runtime.groups.items()})
-        small = PRIOR / (PRIOR + len(images)) if self.batch_norm and len(images) < HELD / 2 else 0.0
-        return self.runtime(images, source_statistics=1.0 if stored else small)
+        return self.runtime(images, source_statistics=1.0 if stored else self._stored_share(len(images)))
+
+    def _stored_share(self, images: int) -> float:
+        return PRIOR / (PRIOR + images) if self.batch_norm and images < HELD / 2 else 0.0
 
     def _probabilities(self, output: Output) -> np.ndarray:
         p = np.asarray(softmax(to_numpy(output.logits)), dtype=np.float64)
@@ -248,9 +260,9 @@ class ZOMergePlus(Adapter):
         now = np.stack([mean, square - mean**2])
         if self.recent_images >= HELD:
             if self.running is not None and distance(self.running, now) > self.shift_threshold:
-                kept = self.doubt, self.guarded, self.shifts + 1
+                kept = self.window, self.doubt, self.guarded, self.shifts + 1
                 self.reset()
-                self.doubt, self.guarded, self.shifts = kept
+                self.window, self.doubt, self.guarded, self.shifts = kept
             self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
             self.recent_images = 0
         if not len(self.seen) and not self.shown:
@@ -286,20 +298,28 @@ class ZOMergePlus(Adapter):
         if self.tried:
             self.held = None
 
-    def _is_uneven(self, p: np.ndarray) -> bool:
-        """Whether predictions are more uneven than chance makes them; after one odd batch less is enough."""
-        mean, std = by_chance(*p.shape)
-        return unevenness(p) > mean + (0 if self.doubt else 3 * std)
+    def _with(self, mixture: np.ndarray, source: np.ndarray | None) -> Vector:
+        """The window after these predictions; older ones fade."""
+        sums = [len(mixture), 0, 0] if source is None else [len(mixture), entropy(mixture).sum(), entropy(source).sum()]
+        return max(0, 1 - len(mixture) / WINDOW) * self.window + np.append(sums, mixture.sum(axis=0))
 
-    def _is_odd(self, mixture: np.ndarray, source: np.ndarray) -> bool:
-        """Whether a batch of a few classes has led the statistics astray.
+    def _is_uneven(self, window: Vector) -> bool:
+        """Whether predictions are more uneven than chance makes them; after odd batches less is enough."""
+        images = round(window[0])
+        mean, std = by_chance(images, len(window) - 3)
+        return unevenness(window[3:] / window[0], images) > mean + (0 if self.doubt else 2 * std)
+
+    def _is_odd(self, window: Vector, stored_share: float) -> bool:
+        """Whether batches of a few classes have led the statistics astray.
 
         Then predictions are uneven and hardly more certain than the source model's, or much less certain. Where it is
-        the domain that makes them uneven, they are more certain.
+        the domain that makes them uneven, they are more certain. The more stored statistics count, the less they go
+        astray, and the less certain they are anyway.
         """
-        ratio = entropy(mixture).mean() / max(entropy(source).mean(), 1e-12)
-        few = ratio > HARDLY_SURER and self._is_uneven(mixture)
-        return bool(few or (ratio > UNSURE and len(source) >= HELD))
+        _, mixture, source = window[:3]
+        ratio = mixture / max(source, 1e-12) / (1 + stored_share)
+        few = ratio > HARDLY_SURER and self._is_uneven(window)
+        return bool(few or ratio > UNSURE)
 
     def state_dict(self) -> dict[str, Any]:
         known = {"running": self.running, "held": self.held}
@@ -313,7 +333,7 @@ class ZOMergePlus(Adapter):
         counts = {name: entry(state, name) for name in COUNTS}
         arrays = {name: np.array(entry(state, name)) for name in ARRAYS}
         optional = {name: None if name not in state else np.array(state[name]) for name in ("running", "held")}
-        recent, tally, candidates, seen = arrays.values()
+        recent, tally, window, candidates, seen = arrays.values()
         running, held = optional.values()
         width = None if self.statistics is None else self.statistics.shape[2]
         widths = {x.shape[1] for x in (running, recent) if x is not None and x.ndim == 2 and x.size}
@@ -322,7 +342,7 @@ class ZOMergePlus(Adapter):
             and candidates.shape[1:] == (self.size,)
             and seen.shape[1:] == (2,)
             and len(seen) <= len(candidates) + len(SCALES)
-            and tally.shape == self.tally.shape
+            and (tally.shape, window.shape) == (self.tally.shape, self.window.shape)
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
             and len(widths | ({width} if width else set())) <= 1
             and (not counts["recent_images"] or recent.size)
@@ -350,13 +370,12 @@ def soften(exponents: Vector) -> Vector:
     return np.asarray(weights / weights.sum())
 
 
-def unevenness(p: np.ndarray) -> float:
-    """The likelihood ratio of the mean prediction against equal classes."""
-    images, classes = p.shape
-    return float(2 * images * (np.log(classes) - entropy(p.mean(axis=0))))
+def unevenness(p: Vector, images: int) -> float:
+    """The likelihood ratio of a mean prediction against equal classes."""
+    return float(2 * images * (np.log(len(p)) - entropy(p)))
 
 
-@lru_cache
+@lru_cache(maxsize=2 * WINDOW)
 def by_chance(images: int, classes: int) -> tuple[float, float]:
     """Mean and standard deviation of the unevenness of so many images of equally frequent classes."""
     draws = np.random.default_rng(0).multinomial(images, np.full(classes, 1 / classes), size=500) / images
