@@ -301,7 +301,8 @@ class ZOMergePlus(Adapter):
     def _with(self, mixture: np.ndarray, source: np.ndarray | None) -> Vector:
         """The window after these predictions; older ones fade."""
         sums = [len(mixture), 0, 0] if source is None else [len(mixture), entropy(mixture).sum(), entropy(source).sum()]
-        return max(0, 1 - len(mixture) / WINDOW) * self.window + np.append(sums, mixture.sum(axis=0))
+        keep = max(0, 1 - len(mixture) / WINDOW)
+        return np.asarray(keep * self.window + np.append(sums, mixture.sum(axis=0)))
 
     def _is_uneven(self, window: Vector) -> bool:
         """Whether predictions are more uneven than chance makes them; after odd batches less is enough."""
