@@ -4,6 +4,8 @@ mergetta bench fashion-bn --methods all --json bn.json
 mergetta bench fashion-vit --methods all --json vit.json
 python scripts/peer_results.py bn.json vit.json     # costs: on the first suite that has the method; 10 minutes
 
+Several files of one suite add up: slow methods may come with fewer seeds.
+
 Time is that of whole streams, relative to plain inference, batch by batch in turn, by the very adapters of the error
 column. Memory is the peak of a fresh process, with each method's defaults.
 """
@@ -43,11 +45,9 @@ KNOWLEDGE = {
 class Peers:
     """One suite: its results, and the cost of its methods."""
 
-    def __init__(self, file: str) -> None:
-        content = json.loads(Path(file).read_text())
-        self.records: list[Record] = content["results"]
-        self.name: str = content["suite"]
-        self.suite: Suite = load_suite(self.name).restricted(methods=["all"])
+    def __init__(self, name: str, records: list[Record]) -> None:
+        self.name, self.records = name, records
+        self.suite: Suite = load_suite(name).restricted(methods=["all"])
         self.table: ErrorTable = error_table(self.records)
         self.names = [name for name in self.table.methods if not name.endswith(ABLATIONS)]
         kinds = {group.kind for group in TorchRuntime(family_of(self.suite)).structure}
@@ -130,7 +130,11 @@ def on_int8(name: str, folder: Path) -> bool:
 
 
 def main(*files: str) -> None:
-    peers = [Peers(file) for file in files]
+    records: dict[str, list[Record]] = {}
+    for file in files:
+        content = json.loads(Path(file).read_text())
+        records.setdefault(content["suite"], []).extend(content["results"])
+    peers = [Peers(name, found) for name, found in records.items()]
     home: dict[str, Peers] = {}
     for each in peers:
         for name in each.names:
