@@ -150,7 +150,7 @@ def hybrid(*place: str) -> None:
         np.savez(folder / "images.npz", images=target_of(suite, domain).images[np.arange(3 * suite.batch_size)])
         least, most = (adapted(folder, suite.batch_size, budget)[1] for budget in (None, 1_000_000.0))
         for share in (0, 0.1, 0.25, 0.5, 0.75, 1):
-            budget = round(least + 15 + share * (most - least))
+            budget = round(least + 25 + share * (most - least))
             layers, peak = adapted(folder, suite.batch_size, budget)
             options = {"layers": layers, **suite.experts["roid"], **steps}
             methods = {"hybrid": MethodSettings(adapter="hybrid", bundle=merge.bundle, options=options)}
