@@ -308,7 +308,7 @@ class ZOMergePlus(Adapter):
         """Whether predictions are more uneven than chance makes them; after odd batches less is enough."""
         images = round(window[0])
         mean, std = by_chance(images, len(window) - 3)
-        return unevenness(window[3:] / window[0], images) > mean + (0 if self.doubt else 2 * std)
+        return unevenness(window[3:] / window[0], images) > mean + (0 if self.doubt else 3 * std)
 
     def _is_odd(self, window: Vector, stored_share: float) -> bool:
         """Whether batches of a few classes have led the statistics astray.
