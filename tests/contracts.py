@@ -105,7 +105,9 @@ class AdapterContract:
         subject.reset()
         subject.predict(images)
         misshapen = {n: np.zeros((3, 3, 3)) for n, v in state.items() if isinstance(v, np.ndarray) and v.ndim}
-        for bad in ({}, *({**state, name: value} for name, value in misshapen.items())):
+        foreign = [{**state, f"optimizer/{index}/exp_avg": np.zeros(3)} for index in ("999", "x")]
+        foreign = foreign if hasattr(subject, "optimizer") else []
+        for bad in ({}, *foreign, *({**state, name: value} for name, value in misshapen.items())):
             with pytest.raises(MergettaError):
                 subject.load_state_dict(bad)
         np.testing.assert_array_equal(subject.predict(images), expected[1])

@@ -118,10 +118,10 @@ class BackpropAdapter(Adapter):
         loss_state = part(state, "loss/")
         self.loss.check_state(loss_state)
         entries: dict[int, dict[str, Any]] = {}
+        shapes = {str(index): tuple(parameter.shape) for index, parameter in enumerate(self.learnt.values())}
         for name, value in part(state, "optimizer/").items():
             index, _, key = name.partition("/")
-            shape = tuple(list(self.learnt.values())[int(index)].shape)
-            if np.shape(value) not in ((), shape):
+            if index not in shapes or np.shape(value) not in ((), shapes[index]):
                 raise MergettaError(f"This state does not fit the adapter: the optimizer's {name!r}.")
             entries.setdefault(int(index), {})[key] = torch.as_tensor(value).clone()
         self.runtime.load(part(state, "group/"))
