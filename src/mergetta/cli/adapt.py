@@ -51,7 +51,7 @@ def command(
 
     Example: `mergetta adapt fashion:fog@5 --out fog.safetensors`
     """
-    from mergetta.adapters.backprop.expert_training import Training
+    from mergetta.adapters.backprop.expert_training import train_expert
     from mergetta.data.images import load_images
     from mergetta.data.streams import as_input
     from mergetta.models.family import load_family
@@ -78,12 +78,7 @@ def command(
     elif any(given is not None for given in (bundle, memory_budget, layers)):
         raise MergettaError("--bundle, --memory-budget and --layers are for --method hybrid.")
     name = domain or Path(images.rpartition(":")[2].removesuffix(".npz")).name
-    training = Training(runtime, method, seed, **options)
-    training.provenance["options"] = {key: value for key, value in options.items() if key != "bundle"}
-    for batch in batches:
-        training.adapter.predict(batch)
-        training.observe(batch)
-    expert = training.expert(name)
+    expert = train_expert(runtime, batches, method, name, seed, **options)
     expert.save(out)
     Console().print(f"{out}: expert {name!r} of {runtime.family}, {len(pixels)} images, {out.stat().st_size:,} bytes")
     if client is not None:

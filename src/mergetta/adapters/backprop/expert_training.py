@@ -9,6 +9,7 @@ import numpy as np
 
 from mergetta.adapters import create_adapter, find_method
 from mergetta.arrays import Array, to_numpy
+from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.runtimes.torch_runtime import TorchRuntime
@@ -38,7 +39,8 @@ class Training:
             raise MergettaError(f"Experts are made by back-propagation, and {method!r} is forward-only.")
         self.runtime = runtime
         self.adapter = create_adapter(method, runtime, seed=seed, **options)
-        self.provenance = {"method": method, "seed": seed, "options": options}
+        told = {name: value for name, value in options.items() if not isinstance(value, Bundle)}
+        self.provenance = {"method": method, "seed": seed, "options": told}
         self.moments = Moments()
 
     def observe(self, images: Array) -> None:

@@ -65,9 +65,7 @@ class CoLA(Adapter):
             shifted = False
             now = self.momentum * self.running + (1 - self.momentum) * now
         self.running = now
-        closeness = 1 / (distance(self.statistics, self.running) + 1e-4) / self.temperature
-        weights = np.exp(closeness - closeness.max())
-        self.weights = weights / weights.sum()
+        self.weights = by_similarity(self.statistics, self.running, self.temperature)
         if shifted:
             self.runtime.load(self.mixed())
             output = self.runtime(images)
@@ -97,6 +95,13 @@ def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     v1, v2 = np.maximum(v1, 1e-12), np.maximum(v2, 1e-12)
     square = (m1 - m2) ** 2
     return np.asarray(np.mean((v1 + square) / (2 * v2) + (v2 + square) / (2 * v1) - 1, axis=-1))
+
+
+def by_similarity(experts: np.ndarray, stream: np.ndarray, temperature: float = 5.0) -> Vector:
+    """Weights of experts, (M, 2, C), by how near their statistics are to the stream's; 0 for one without statistics."""
+    closeness = np.nan_to_num(1 / (distance(experts, stream) + 1e-4) / temperature, nan=-np.inf)
+    weights = np.exp(closeness - closeness.max())
+    return np.asarray(weights / weights.sum())
 
 
 def source_expert(runtime: Runtime) -> Expert:

@@ -10,7 +10,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from mergetta.adapters.base import Adapter, check_family, entry
-from mergetta.adapters.forward_only.cola import distance
+from mergetta.adapters.forward_only.cola import by_similarity, distance
 from mergetta.adapters.forward_only.source_features import check_source
 from mergetta.arrays import Array, beside, to_numpy
 from mergetta.errors import MergettaError
@@ -269,7 +269,7 @@ class ZOMergePlus(Adapter):
             first = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
             if self.statistics is not None:
                 near = now if self.running is None else self.running
-                first = soften(1 / (distance(self.statistics, near) + 1e-4) / 5)  # CoLA's weights
+                first = by_similarity(self.statistics, near)
             self.candidates = np.vstack([first, np.eye(self.size)[np.argsort(-first, kind="stable")]])
 
     def _hold(self, images: np.ndarray) -> None:
