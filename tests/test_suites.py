@@ -184,3 +184,12 @@ def test_wrong_severity_or_too_many_samples(tmp_path: Path) -> None:
 
     with pytest.raises(MergettaError, match="images per domain"):
         target_of(suite, "fog")
+
+
+def test_forward_only_methods_on_the_model_of_a_device() -> None:
+    suite = load_suite("fashion-vit").on("int8").restricted(methods=["all"])
+    moved = {name for name, settings in suite.methods.items() if settings.runtime == "int8"}
+    assert {"source", "cola", "zo-merge-plus", "zoa"} <= moved
+    assert not moved & {"roid", "tent", "foa", "fozo", "roid-mirror"}  # gradients, prompts: no such model has them
+    with pytest.raises(MergettaError, match="onnx or int8"):
+        load_suite("fashion-vit").on("tflite")

@@ -130,6 +130,18 @@ class Suite(BaseModel):
             changes["severity"] = severity
         return self.model_copy(update=changes)
 
+    def on(self, runtime: str) -> Suite:
+        """The same suite with the methods that a device can run on its model; others stay as they are."""
+        if runtime not in ("onnx", "int8"):
+            raise MergettaError(f"Devices run onnx or int8 models, not {runtime!r}.")
+
+        def moved(settings: MethodSettings) -> MethodSettings:
+            method = find_method(settings.adapter)
+            return settings if method.backprop or method.prompts else settings.model_copy(update={"runtime": runtime})
+
+        tables = {"methods": self.methods, "peers": self.peers}
+        return self.model_copy(update={k: {name: moved(m) for name, m in table.items()} for k, table in tables.items()})
+
     def _known(self, name: str, table: dict[str, MethodSettings]) -> MethodSettings:
         if name not in table:
             raise MergettaError(f"The suite {self.name} has no method {name!r}; choose from {', '.join(table)}.")

@@ -57,6 +57,10 @@ def command(
     samples: Samples = None,
     expert_samples: ExpertSamples = None,
     severity: Severity = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(help="`onnx` or `int8`: forward-only methods on the model that a device runs (default: PyTorch)."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"One seed, {QUICK_SAMPLES} images per domain.")] = False,
     json: Json = None,
     html: Html = None,
@@ -89,6 +93,8 @@ def command(
     chosen = load_suite(suite, family, checkpoint, data, styles)
     if expert_samples is not None:
         chosen = chosen.model_copy(update={"expert_samples": expert_samples})
+    if runtime is not None:
+        chosen = chosen.on(runtime)
     if dry_run:
         show_plan(
             chosen.restricted(split(methods), split(domains), samples, severity), experts, split(domains), seeds, cache

@@ -27,10 +27,10 @@ HARDLY_SURER, UNSURE = 0.8, 1.4
 """How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches, and in any."""
 WINDOW = 200
 """Images that the guard judges by: the last batches, or one large one."""
-SCALES = np.array([1.0, 1.5, 2.0, 3.0])
-"""How far to go where the mixture points; tried in this order until it gets worse."""
+FURTHER = (2, 4)
+"""How many times the experts' mean is tried."""
 CAUTION = 0.02
-"""What a scale has to gain in score for each step of 1."""
+"""What that has to gain in score for each time beyond the first."""
 BROKEN = 1e9
 """Entropy of a candidate whose predictions are no numbers."""
 MEMORY = 0.8
@@ -47,11 +47,11 @@ class ZOMergePlus(Adapter):
     """θ = θ₀ + Σ w_m τ_m: one weight per expert, and what is left for the source model.
 
     - **Similarity** starts the weights: how near each expert's statistics after the stem are to the stream's (CoLA).
-    - **Probe**: each expert, the source model and the mixture by similarity are shown the same first images, a few of
+    - **Probe**: the mixture by similarity, each expert and the source model are shown the same first images, a few of
       them per batch, the most similar first. w = softmax(score / temperature) over these candidates;
       score = entropy of the mean prediction − mean entropy: sure of each image, varied over all.
-    - **Scale**: then the mixture itself, and 1.5, 2, 3 times it while that gets better, by the same score: experts are
-      rarely trained to the end, and what they share points further.
+    - **Scale**: twice and four times the mean of all experts are candidates too: experts are rarely trained to the end,
+      and what they share points further.
     - **Guard**, for BatchNorm: batches that look like a few classes only (`_is_odd`) are left to the source model with
       its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
@@ -118,9 +118,7 @@ class ZOMergePlus(Adapter):
         self.asked = 0
         """Of how many first images the source model has been asked."""
         self.seen = np.empty((0, 2))
-        """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images, then of
-        the scaled mixtures.
-        """
+        """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images."""
         self.shown = 0
         """How many of the images the next candidate has been shown so far."""
         self.tally = np.zeros(1 + len(self.runtime.classifier.bias))
@@ -141,29 +139,17 @@ class ZOMergePlus(Adapter):
     @property
     def weights(self) -> Vector:
         """Of each expert, and of the source model at the end."""
-        scaled = self._scaled
-        return self._mixture * (soften(scaled / self.temperature) @ SCALES[: len(scaled)] if len(scaled) else 1.0)
-
-    @property
-    def _mixture(self) -> Vector:
-        """By the candidates that have been shown the images."""
         if not len(self.seen):
             return np.asarray(self.candidates[0])
-        scores = self._scores[: len(self.candidates)]
-        return np.asarray(soften(scores / self.temperature) @ self.candidates[: len(scores)])
+        return np.asarray(soften(self._scores / self.temperature) @ self.candidates[: len(self.seen)])
 
     @property
     def _scores(self) -> Vector:
         mean, each = self.seen.T
         # if not balanced, the classes come one by one, and variety means error
         sound = mean[each < BROKEN / HELD]
-        return mean * (not len(sound) or np.median(sound) > 0.5 * self.most) - each
-
-    @property
-    def _scaled(self) -> Vector:
-        """Of the scaled mixtures that have been tried, what they score for their size."""
-        scores = self._scores[len(self.candidates) :]
-        return scores - CAUTION * (SCALES[: len(scores)] - 1)
+        varied = not len(sound) or np.median(sound) > 0.5 * self.most
+        return np.asarray(mean * varied - each - CAUTION * (self.candidates[: len(mean)].sum(axis=1) - 1))
 
     @property
     def settled(self) -> bool:
@@ -177,12 +163,8 @@ class ZOMergePlus(Adapter):
 
     @property
     def tried(self) -> bool:
-        """Whether every candidate has been shown the images, and every scale worth trying."""
-        if not self.probe or len(self.seen) < len(self.candidates):
-            return not self.probe
-        scaled = self._scaled
-        worse = len(scaled) > 1 and scaled[-1] < scaled[:-1].max()
-        return not self.scale or len(scaled) == len(SCALES) or bool(worse)
+        """Whether every candidate has been shown the images."""
+        return not self.probe or len(self.seen) == len(self.candidates)
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
@@ -266,11 +248,12 @@ class ZOMergePlus(Adapter):
             self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
             self.recent_images = 0
         if not len(self.seen) and not self.shown:
-            first = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
+            first = shared = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
             if self.statistics is not None:
                 near = now if self.running is None else self.running
                 first = by_similarity(self.statistics, near)
-            self.candidates = np.vstack([first, np.eye(self.size)[np.argsort(-first, kind="stable")]])
+            further = [times * shared for times in FURTHER if self.scale]
+            self.candidates = np.vstack([first, *further, np.eye(self.size)[np.argsort(-first, kind="stable")]])
 
     def _hold(self, images: np.ndarray) -> None:
         if self.held is None or len(self.held) < HELD:
@@ -284,9 +267,7 @@ class ZOMergePlus(Adapter):
         left, portion = images, 1 << (min(images, HELD).bit_length() - 1)  # divides 64
         while not self.tried and (size := min(portion, HELD - self.shown)) <= left:
             part = self.held[self.shown : self.shown + size]
-            done = len(self.seen) - len(self.candidates)
-            weights = self.candidates[done] if done < 0 else SCALES[done] * self._mixture
-            p = self._probabilities(self._forward(part, weights))
+            p = self._probabilities(self._forward(part, self.candidates[len(self.seen)]))
             if np.isfinite(p).all():
                 self.tally = self.tally + np.append(entropy(p).sum(), p.sum(axis=0))
             else:
@@ -342,7 +323,7 @@ class ZOMergePlus(Adapter):
             all(np.ndim(x) == 0 and np.asarray(x).dtype.kind in "biu" and x >= 0 for x in counts.values())
             and candidates.shape[1:] == (self.size,)
             and seen.shape[1:] == (2,)
-            and len(seen) <= len(candidates) + len(SCALES)
+            and len(seen) <= len(candidates)
             and (tally.shape, window.shape) == (self.tally.shape, self.window.shape)
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
             and len(widths | ({width} if width else set())) <= 1
