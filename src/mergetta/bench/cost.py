@@ -29,7 +29,16 @@ from mergetta.groups import paper_frozen
 from mergetta.merging import build_bundle
 from mergetta.runtimes.base import Runtime
 
-ONNX = ("deployed", "inference", "adapting", "two-forward", "settled", "int8-inference", "int8-adapting")
+ONNX = (
+    "deployed",
+    "inference",
+    "adapting",
+    "two-forward",
+    "settled",
+    "zo-merge-plus",
+    "int8-inference",
+    "int8-adapting",
+)
 TORCH = ("inference", "adapting", "tent", "deyo", "roid")
 MODELS: dict[str, dict[str, Any]] = {
     "fashion-bn": {"batches": (64, 200)},
