@@ -3,6 +3,7 @@
 python scripts/beyond_results.py safety fashion-bn            # small batches, sorted classes, clean images: 10 minutes
 python scripts/beyond_results.py safety cifar10-c resnet-20 CHECKPOINT DATA
 python scripts/beyond_results.py length RESULTS.json          # error over the first 250, 500, … images of each method
+python scripts/beyond_results.py long cifar10-c resnet-20 CHECKPOINT DATA     # the same up to 10,000 images
 python scripts/beyond_results.py averages RESULTS.json …      # methods in rows, suites in columns, forward passes
 python scripts/beyond_results.py hybrid fashion-bn            # error on one domain of each kind, memory by budget
 """
@@ -24,12 +25,12 @@ import numpy as np
 
 from mergetta import TorchRuntime
 from mergetta.bench.cost import of_process
-from mergetta.bench.protocol import STATISTICS, Cell, build, create, family_of, pool, source_of, target_of
+from mergetta.bench.protocol import STATISTICS, Cell, build, create, family_of, online, pool, source_of, target_of
 from mergetta.bench.reproduce.setting import FEW, averages
 from mergetta.bench.runner import run_suite
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import MethodSettings, Suite, load_suite
-from mergetta.bench.tables import error_table, number
+from mergetta.bench.tables import Record, error_table, number
 from mergetta.data.streams import Batch, Domain, as_input
 
 METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plus")
@@ -67,7 +68,7 @@ def safety(*place: str) -> None:
     """Online error of a method on streams that are not what the suite has."""
     whole, store = suite_of(*place), Store(default_cache())
     suite, seeds = whole.restricted(methods=["all"]), range(1 if whole.expert_samples else 3)
-    small, long = suite.restricted(["all"], samples=500), suite.restricted(["all"], samples=2000)
+    small, large = suite.restricted(["all"], samples=500), suite.restricted(["all"], samples=2000)
     found = source_of(suite).clean(STATISTICS + 2000)
     assert found is not None
     clean = Domain("clean", found.images[np.arange(2000)], found.labels[:2000])  # the last ones have been measured on
@@ -88,20 +89,37 @@ def safety(*place: str) -> None:
     for size in (1, 8, 16):
         title = f"batches of {size}, {small.samples:,} images"
         row(title, suite.domains, partial(in_batches, small, size))
-    title = f"one class after the other, {long.samples:,} images"
-    row(title, suite.domains, lambda d, s: in_classes(target_of(long, d), whole, s))
+    title = f"one class after the other, {large.samples:,} images"
+    row(title, suite.domains, lambda d, s: in_classes(target_of(large, d), whole, s))
     row("clean, 2,000 images, all but one expert", suite.domains[:1], lambda d, s: clean.stream(s, suite.batch_size))
 
 
 def length(file: str) -> None:
     """Error over the first images of the stream, averaged over domains and seeds, from a `bench --json` file."""
-    records = json.loads(Path(file).read_text())["results"]
+    print_lengths(json.loads(Path(file).read_text())["results"])
+
+
+def print_lengths(records: list[Record]) -> None:
     methods, domains = (list(dict.fromkeys(record[name] for record in records)) for name in ("method", "domain"))
     print(f"| first images | {' | '.join(methods)} |\n|---|{'---:|' * len(methods)}")
     for count in LENGTHS:
         if count <= max(record["samples"] for record in records):
             means = averages(records, domains, count)
             print(f"| {count:,} | {' | '.join(str(means[method]) for method in methods)} |")
+
+
+def long(*place: str) -> None:
+    """Error over the first images of streams of 10,000 on one domain of each kind, one seed, with the experts of the
+    tables (from the first 5,000 images).
+    """
+    suite = suite_of(*place).restricted(["cola", "zo-merge-plus", "zo-merge-plus-no-mirror", "deyo", "roid"])
+    short, store, records = suite.restricted(samples=5000), Store(default_cache()), []
+    for domain in FEW:
+        for name, settings in suite.methods.items():
+            cell = Cell(name, "roid" if settings.uses_experts else None, domain, 0)
+            runtime = TorchRuntime(family_of(suite))
+            records.append(online(suite, cell, create(short, cell, runtime, store), runtime))
+    print_lengths(records)
 
 
 def averages_of(*files: str) -> None:
@@ -175,6 +193,7 @@ if __name__ == "__main__":
     tasks: dict[str, Callable[..., None]] = {
         "safety": safety,
         "length": length,
+        "long": long,
         "averages": averages_of,
         "hybrid": hybrid,
     }
