@@ -116,6 +116,15 @@ class AdapterContract:
         for size in (1, 2, 7):
             assert np.isfinite(subject.predict(images[:size])).all()
 
+    def test_images_that_cannot_be_used_change_nothing(self, subject: Adapter, images: np.ndarray) -> None:
+        expected = [subject.predict(images) for _ in range(3)]
+        subject.reset()
+        for logits in expected:
+            for bad in (images[:0], np.full_like(images, np.nan), images[:, :, 0]):
+                with pytest.raises(MergettaError):
+                    subject.predict(bad)
+            np.testing.assert_array_equal(subject.predict(images), logits)
+
     def test_source_weights_of_the_runtime_stay(self, subject: Adapter, images: np.ndarray) -> None:
         before = {name: value.copy() for name, value in subject.runtime.groups.items()}
         subject.predict(images)

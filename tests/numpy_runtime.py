@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mergetta.groups import Group, check_groups
-from mergetta.runtimes.base import Classifier, Output
+from mergetta.runtimes.base import Classifier, Output, check_images
 
 
 class NumpyRuntime:
@@ -28,6 +28,7 @@ class NumpyRuntime:
         self.current = {name: np.asarray(value) for name, value in groups.items()}
 
     def __call__(self, images, source_statistics=None):
+        check_images(images, None)
         self.forwarded += len(images)
         x = np.asarray(images).reshape(len(images), -1) @ self.first.T
         hidden = np.maximum(x * self.current["a.weight"] + self.current["a.bias"], 0)

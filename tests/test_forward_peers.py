@@ -70,10 +70,15 @@ class TestSourceFeatures:
 
     def test_shift_by_hand(self, numpy_runtime: NumpyRuntime) -> None:
         back = BackToSource(numpy_runtime, SourceFeatures(np.ones(6), np.ones(6)))
-        output = Output(np.zeros((1, 4), np.float32), np.full((1, 6), 2.0, np.float32), np.zeros((2, 6)))
+
+        def of(value: float) -> Output:
+            return Output(np.zeros((1, 4), np.float32), np.full((1, 6), value, np.float32), np.zeros((2, 6)))
+
+        output = of(2.0)
         np.testing.assert_array_equal(back.logits(output), 0)  # nothing seen yet: as they are
-        back.observe(np.full(6, 2.0))
-        back.observe(np.full(6, 4.0))  # 0.9 · 2 + 0.1 · 4 = 2.2
+        back.observe(output)
+        back.observe(of(3.0), of(np.nan), of(5.0))  # 0.9 · 2 + 0.1 · 4 = 2.2: what is no number does not count
+        back.observe(of(np.inf))
         weight, bias = numpy_runtime.classifier
         np.testing.assert_allclose(back.logits(output)[0], weight @ np.full(6, 2 + 1 - 2.2) + bias, rtol=1e-5)
 

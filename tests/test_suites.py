@@ -9,7 +9,7 @@ import pytest
 
 from mergetta import MergettaError
 from mergetta.bench.plan import plan_of
-from mergetta.bench.suite import list_suites, load_suite, merged
+from mergetta.bench.suite import MethodSettings, list_suites, load_suite, merged
 
 from .test_cli import mergetta
 
@@ -191,5 +191,8 @@ def test_forward_only_methods_on_the_model_of_a_device() -> None:
     moved = {name for name, settings in suite.methods.items() if settings.runtime == "int8"}
     assert {"source", "cola", "zo-merge-plus", "zoa"} <= moved
     assert not moved & {"roid", "tent", "foa", "fozo", "roid-mirror"}  # gradients, prompts: no such model has them
+    assert load_suite("fashion-bn").on("onnx").peers["adabn"].runtime is None  # reaches into the network
+    with pytest.raises(ValueError, match="PyTorch's runtime"):
+        MethodSettings(adapter="foa", runtime="int8")
     with pytest.raises(MergettaError, match="onnx or int8"):
         load_suite("fashion-vit").on("tflite")

@@ -345,6 +345,23 @@ def test_an_expert_that_breaks_the_model_gets_no_weight(evenly: np.ndarray) -> N
                 assert np.isfinite(value).all()
     assert adapter.settled
     assert adapter.weights[1] == 0
+    assert len(adapter.multiples) == 1  # four times the mean would be no number
+
+
+def test_images_of_another_size_start_the_held_ones_anew(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence(), [expert(2.0)], mirror=False)
+    adapter.predict(evenly[:40])
+    adapter.predict(np.pad(evenly[:40], ((0, 0), (0, 0), (0, 2), (0, 0))))
+    assert adapter.held is not None
+    assert adapter.held.shape == (40, 1, CLASSES + 2, CLASSES)
+
+
+def test_a_source_model_without_numbers_leaves_the_guard_as_it_is(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence("batch"), [expert(2.0)], mirror=False)
+    adapter._merged = lambda weights: {"g": np.array([2.0 if weights[0] else np.nan], np.float32)}  # type: ignore[method-assign]
+    with np.errstate(all="ignore"):
+        adapter.predict(evenly)
+    assert np.isfinite(adapter.window).all()
 
 
 @pytest.fixture(scope="module")

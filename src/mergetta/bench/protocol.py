@@ -263,14 +263,19 @@ def runtime_of(suite: Suite, settings: MethodSettings, seed: int) -> TorchRuntim
 
 @lru_cache(maxsize=4)
 def measured(
-    what: str, family: str, checkpoint: Path | None, kind: str, folder: Path | None, batch_size: int
+    what: str, family: str, checkpoint: Path | None, kind: str, folder: Path | None, batch_size: int, device: str | None
 ) -> SourceFeatures | dict[str, Vector] | np.ndarray | None:
-    """What a method may know of the source, measured on clean images if there are any."""
+    """What a method may know of the source, measured on clean images if there are any, and on the model of the `device`
+    (onnx, int8) if it runs there.
+    """
     clean = clean_images(kind, folder, FISHER if what == "fisher" else STATISTICS)
     if clean is None:
         return None
-    runtime = TorchRuntime(with_statistics(family, checkpoint, kind, folder))
     batches = clean.stream(0, batch_size)
+    if device:
+        model = OnnxRuntime(device_model(family, checkpoint, kind, folder, device == "int8"), threads=1)
+        return measure_source(model, (images for images, _ in batches))
+    runtime = TorchRuntime(with_statistics(family, checkpoint, kind, folder))
     if what == "prototypes":
         every = len(np.unique(clean.labels)) == len(runtime.classifier.bias)
         return source_prototypes(runtime, batches) if every else None
@@ -300,7 +305,8 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime | OnnxRuntime, store:
     if needs == "bundle" and "loss" in accepted:
         options = {"loss": LOSS_OF[str(cell.expert)], **options}
     if method.measured:
-        value = measured(method.measured, suite.family, suite.checkpoint, suite.data, suite.folder, suite.batch_size)
+        place = suite.family, suite.checkpoint, suite.data, suite.folder
+        value = measured(method.measured, *place, suite.batch_size, settings.runtime)
         if value is not None:
             options[method.measured] = value
         elif needs == method.measured:

@@ -57,8 +57,8 @@ class MethodSettings(BaseModel):
             raise MergettaError(f"{self.adapter} has no option {min(unknown)!r}.")
         if (find_method(self.adapter).needs == "bundle") != (self.bundle is not None):
             raise MergettaError(f"{self.adapter} {'takes no' if self.bundle else 'needs its'} bundle settings.")
-        if self.runtime and find_method(self.adapter).backprop:
-            raise MergettaError(f"{self.adapter} back-propagates, which {self.runtime} models cannot.")
+        if self.runtime and not find_method(self.adapter).deployable:
+            raise MergettaError(f"{self.adapter} needs PyTorch's runtime, and cannot run on {self.runtime} models.")
         return self
 
     @property
@@ -136,8 +136,8 @@ class Suite(BaseModel):
             raise MergettaError(f"Devices run onnx or int8 models, not {runtime!r}.")
 
         def moved(settings: MethodSettings) -> MethodSettings:
-            method = find_method(settings.adapter)
-            return settings if method.backprop or method.prompts else settings.model_copy(update={"runtime": runtime})
+            deployable = find_method(settings.adapter).deployable
+            return settings.model_copy(update={"runtime": runtime}) if deployable else settings
 
         tables = {"methods": self.methods, "peers": self.peers}
         return self.model_copy(update={k: {name: moved(m) for name, m in table.items()} for k, table in tables.items()})

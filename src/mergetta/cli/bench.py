@@ -86,6 +86,8 @@ def command(
     from mergetta.bench.suite import load_suite
 
     if suite == "cost":
+        if runtime is not None:
+            raise typer.BadParameter("bench cost measures every runtime: leave --runtime out.")
         run_costs(split(methods), quick, json, html, jobs or 1)
         return
     if quick:
@@ -135,8 +137,10 @@ def run(
         show_failures(outcome.failures)
         raise typer.Exit(1)
     apart = f" and {suite.expert_samples} others for its expert" if suite.expert_samples else ""
+    devices = " and ".join(sorted({method.runtime for method in suite.methods.values() if method.runtime}))
+    on = f", forward-only methods on {devices} models" if devices else ""
     note = (
-        f"{suite.name}: {suite.family}, {records[0]['data']}, {len(targets)} domains at severity {suite.severity}, "
+        f"{suite.name}: {suite.family}{on}, {records[0]['data']}, {len(targets)} domains at severity {suite.severity}, "
         f"{suite.samples} images each{apart}, batch {suite.batch_size}, experts by {experts}, "
         f"{seeds} seed{'s' if seeds > 1 else ''}"
     )

@@ -25,7 +25,8 @@ class Hybrid(ROID):
     """Starts from the merge; the last `layers` norm layers learn as in ROID, by back-propagation that stops at the
     first of them, so that no activation before it is kept; the coefficients of the layers before move as in
     `zo-merge`, with the same loss. 0 layers: the paper's method. All of them: ROID from the merge. (From 1 layer on
-    ROID's prior correction is part of what is returned.)
+    ROID's prior correction is part of what is returned, and its running mean prediction has seen the batch before the
+    coefficients move.)
 
     `layers_within` (mergetta.bench.budget) measures how many fit a budget of memory.
     """
@@ -41,6 +42,8 @@ class Hybrid(ROID):
         optimizer: str = "sgd",
         **options: Any,
     ) -> None:
+        if "frozen" in options:
+            raise MergettaError("hybrid freezes what does not learn by itself: give layers=…, not frozen=….")
         check_family(runtime, bundle.family, "The bundle")
         check_groups(bundle.base, runtime.groups, "The bundle")
         if not (delta > 0 and clamp > 0 and zo_lr >= 0):

@@ -11,7 +11,7 @@ import numpy as np
 from mergetta.adapters.base import Adapter, entry
 from mergetta.adapters.forward_only.foa import PROMPTS, alignment_loss, check_prompts, forward
 from mergetta.adapters.forward_only.source_features import BackToSource, check_source
-from mergetta.arrays import Array, to_numpy
+from mergetta.arrays import Array
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
 from mergetta.runtimes.base import Output, Runtime
@@ -70,8 +70,9 @@ class FOZO(Adapter):
         if not step.skipped:
             self._pace(min(step.loss_plus, step.loss_minus))
             self.prompts = apply(self.prompts, self.sizes, step, self.lr)
-        self.back.observe(np.mean([to_numpy(output.features).mean(axis=0) for output, _ in tried], axis=0))
-        return tried[int(step.loss_minus < step.loss_plus)][1]
+        self.back.observe(*(output for output, _ in tried))
+        losses = np.nan_to_num([step.loss_plus, step.loss_minus], nan=np.inf)
+        return tried[int(np.argmin(losses))][1]
 
     def _pace(self, loss: float) -> None:
         """ε and learning rate after a step."""

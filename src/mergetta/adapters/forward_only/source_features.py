@@ -72,10 +72,14 @@ class BackToSource:
         features = to_numpy(output.features) + (self.source.mean - self.mean)
         return beside(features @ weight.T + bias, output.logits)
 
-    def observe(self, mean: Vector) -> None:
-        """Take note of a batch's mean features, after it has been predicted."""
-        old = mean if self.mean is None else self.mean
-        self.mean = self.momentum * old + (1 - self.momentum) * mean.astype(np.float64)
+    def observe(self, *outputs: Output) -> None:
+        """Take note of a batch's mean features, after it has been predicted; of those passes that gave numbers."""
+        means = [to_numpy(output.features).mean(axis=0) for output in outputs]
+        means = [mean for mean in means if np.isfinite(mean).all()]
+        if means:
+            mean = np.mean(means, axis=0)
+            old = mean if self.mean is None else self.mean
+            self.mean = self.momentum * old + (1 - self.momentum) * mean.astype(np.float64)
 
     def state(self) -> dict[str, Vector]:
         return {} if self.mean is None else {"stream_mean": self.mean.copy()}

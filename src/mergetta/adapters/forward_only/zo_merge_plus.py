@@ -96,10 +96,12 @@ class ZOMergePlus(Adapter):
         }
         """(M + 1, D) each; the last row is the source model's, which moves nothing."""
         self.size = len(experts) + 1
+        mean = np.append(np.full(len(experts), 1 / len(experts)), 0)
+        self.multiples = [times * mean for times in FURTHER if scale and self._is_finite(times * mean)]
         self.batch_norm = any(group.kind == "batch" for group in runtime.structure)
         self.statistics = known_statistics(experts, runtime) if similarity else None
         self.source = check_source(runtime, source) if source is not None and align and not self.batch_norm else None
-        self.temperature, self.probe, self.scale, self.mirror = temperature, probe, scale, mirror
+        self.temperature, self.probe, self.mirror = temperature, probe, mirror
         self.guard = guard and self.batch_norm
         self.most = np.log(min(HELD, len(runtime.classifier.bias)))
         self.shift_threshold = (0.2 if self.batch_norm else 0.1) if shift_threshold is None else shift_threshold
@@ -178,7 +180,7 @@ class ZOMergePlus(Adapter):
             self._probe(len(images))
         weights, stored = self.weights, False
         output = self._forward(images, weights)
-        p, q = self._probabilities(output), None if source is None else self._probabilities(source)
+        p, q = self._probabilities(output), None if source is None else numbers(self._probabilities(source))
         if adapt and source is None:
             self._follow(output, len(images))
         broken = not np.isfinite(p).all()
@@ -186,7 +188,7 @@ class ZOMergePlus(Adapter):
         if self.guard and not broken:
             window = self._with(p, q)
             if q is None and self._is_uneven(window):
-                q = self._probabilities(self._forward(images, self.alone, stored=True))
+                q = numbers(self._probabilities(self._forward(images, self.alone, stored=True)))
                 window = self._with(p, q)
             odd = q is not None and self._is_odd(window, self._stored_share(len(p)))
         if adapt:
@@ -212,9 +214,16 @@ class ZOMergePlus(Adapter):
         return np.append(np.zeros(self.size - 1), 1.0)
 
     def _forward(self, images: Array, weights: Vector, stored: bool = False) -> Output:
-        w = weights.astype(np.float32)
-        self.runtime.load({name: base + w @ self.tasks[name] for name, base in self.runtime.groups.items()})
+        self.runtime.load(self._merged(weights))
         return self.runtime(images, source_statistics=1.0 if stored else self._stored_share(len(images)))
+
+    def _merged(self, weights: Vector) -> dict[str, Vector]:
+        w = weights.astype(np.float32)
+        return {name: base + w @ self.tasks[name] for name, base in self.runtime.groups.items()}
+
+    def _is_finite(self, weights: Vector) -> bool:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(np.isfinite(vector).all() for vector in self._merged(weights).values())
 
     def _stored_share(self, images: int) -> float:
         return PRIOR / (PRIOR + images) if self.batch_norm and images < HELD / 2 else 0.0
@@ -248,21 +257,21 @@ class ZOMergePlus(Adapter):
             self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
             self.recent_images = 0
         if not len(self.seen) and not self.shown:
-            first = shared = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
+            first = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
             if self.statistics is not None:
                 near = now if self.running is None else self.running
                 first = by_similarity(self.statistics, near)
-            further = [times * shared for times in FURTHER if self.scale]
-            self.candidates = np.vstack([first, *further, np.eye(self.size)[np.argsort(-first, kind="stable")]])
+            self.candidates = np.vstack([first, *self.multiples, np.eye(self.size)[np.argsort(-first, kind="stable")]])
 
     def _hold(self, images: np.ndarray) -> None:
         if self.held is None or len(self.held) < HELD:
-            held = images if self.held is None else np.concatenate([self.held, images])
+            same = self.held is not None and self.held.shape[1:] == images.shape[1:]
+            held = np.concatenate([self.held, images]) if same else images
             self.held = held[:HELD].copy()
 
     def _probe(self, images: int) -> None:
         """Show the held images to the next candidates, at most as many as the batch has, in equal portions."""
-        if self.held is None or len(self.held) < HELD:
+        if not images or self.held is None or len(self.held) < HELD:
             return
         left, portion = images, 1 << (min(images, HELD).bit_length() - 1)  # divides 64
         while not self.tried and (size := min(portion, HELD - self.shown)) <= left:
@@ -350,6 +359,10 @@ def soften(exponents: Vector) -> Vector:
     exponents = np.nan_to_num(exponents, nan=-np.inf)
     weights = np.exp(exponents - exponents.max()) if np.isfinite(exponents.max()) else np.ones(len(exponents))
     return np.asarray(weights / weights.sum())
+
+
+def numbers(p: np.ndarray) -> np.ndarray | None:
+    return p if np.isfinite(p).all() else None
 
 
 def unevenness(p: Vector, images: int) -> float:

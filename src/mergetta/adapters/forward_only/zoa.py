@@ -86,7 +86,7 @@ class ZOA(Adapter):
         self._watch(to_numpy(output.statistics), len(images))
         logits = self.back.logits(output) if self.shift else output.logits
         self._step(images, self.loss(output))
-        self.back.observe(to_numpy(output.features).mean(axis=0))
+        self.back.observe(output)
         return logits
 
     def loss(self, output: Output) -> float:
@@ -137,7 +137,11 @@ class ZOA(Adapter):
 
 
 def published_frozen(structure: Sequence[Group]) -> set[str]:
-    """What ZOA leaves alone: the first block (a CNN's stem) and the last ones; only these if nothing else is left."""
+    """What ZOA leaves alone: the first block (a CNN's stem) and the last ones; only these if nothing else is left.
+
+    The published code for ResNet-50 also leaves alone, by their names, the last norm of each residual unit, those of
+    the shortcuts and the first unit. Names do not carry over to other networks, so they move here.
+    """
     last, earliest = set(paper_frozen(structure)), min(group.block for group in structure)
     first = {group.name for group in structure if group.block == earliest}
     return last if {group.name for group in structure} <= last | first else last | first
