@@ -123,22 +123,20 @@ def long(*place: str) -> None:
 
 
 def averages_of(*files: str) -> None:
-    """Average error of each method in each `bench --json` file, and its forward passes per image."""
-    contents = [json.loads(Path(file).read_text()) for file in files]
-    tables = [error_table(content["results"]) for content in contents]
-    passes: list[dict[str, list[float]]] = []
-    for content in contents:
-        passes.append({})
-        for record in content["results"]:
-            passes[-1].setdefault(record["method"], []).append(record["forwards"])
-    methods = dict.fromkeys(method for table in tables for method in table.methods)
-    titles = [f"{content['suite']} {content['family']}" for content in contents]
-    print(f"| | {' | '.join(f'{title} | passes' for title in titles)} |\n|---|{'---:|---:|' * len(titles)}")
+    """Average error of each method and its forward passes per image; `bench --json` files of one family add up."""
+    found: dict[str, dict[tuple[str, str, int], Record]] = {}
+    for file in files:
+        content = json.loads(Path(file).read_text())
+        records = found.setdefault(f"{content['suite']} {content['family']}", {})
+        records |= {(r["method"], r["domain"], r["seed"]): r for r in content["results"]}
+    tables = {title: error_table(list(records.values())) for title, records in found.items()}
+    methods = dict.fromkeys(method for table in tables.values() for method in table.methods)
+    print(f"| | {' | '.join(f'{title} | passes' for title in tables)} |\n|---|{'---:|---:|' * len(tables)}")
     for method in methods:
-        cells = [
-            f"{table.average[method]} | {np.mean(counts[method]):.2f}" if method in counts else "|"
-            for table, counts in zip(tables, passes, strict=True)
-        ]
+        cells = []
+        for title, table in tables.items():
+            passes = [record["forwards"] for (name, _, _), record in found[title].items() if name == method]
+            cells.append(f"{table.average[method]} | {np.mean(passes):.2f}" if passes else "|")
         print(f"| {method} | {' | '.join(cells)} |")
 
 
