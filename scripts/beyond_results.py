@@ -127,7 +127,7 @@ def averages_of(*files: str) -> None:
     found: dict[str, dict[tuple[str, str, int], Record]] = {}
     for file in files:
         content = json.loads(Path(file).read_text())
-        records = found.setdefault(f"{content['suite']} {content['family']}", {})
+        records = found.setdefault(f"{content['suite']} {content['settings']['family']}", {})
         records |= {(r["method"], r["domain"], r["seed"]): r for r in content["results"]}
     tables = {title: error_table(list(records.values())) for title, records in found.items()}
     methods = dict.fromkeys(method for table in tables.values() for method in table.methods)

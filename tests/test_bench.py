@@ -256,6 +256,11 @@ def test_table_means_and_spread() -> None:
     assert "| **average** | **16.5 ± 2.1** | **20.0 ± 0.0** |" in markdown_table(table)
 
 
+def test_a_method_with_fewer_seeds_has_its_own_average() -> None:
+    table = error_table([record for record in fake_records() if record["method"] == "x" or record["seed"] == 0])
+    assert (table.average["x"].mean, str(table.average["y"])) == (pytest.approx(16.5), "20.0")
+
+
 def test_json_and_report(tmp_path: Path) -> None:
     suite = small()
     write_json(tmp_path / "r.json", suite, "roid", [0, 1], fake_records())

@@ -48,7 +48,7 @@ def best_rows(columns: Sequence[Sequence[Number | None]]) -> list[set[int]]:
 
 @dataclass(frozen=True)
 class ErrorTable:
-    """Errors in percent; `average` is the mean over domains per seed, then over seeds."""
+    """Errors in percent; `average` is the mean over domains per seed, then over the method's seeds."""
 
     methods: tuple[str, ...]
     domains: tuple[str, ...]
@@ -62,9 +62,13 @@ def error_table(records: Iterable[Record]) -> ErrorTable:
         errors.setdefault((record["domain"], record["method"]), {})[record["seed"]] = record["error"]
     domains = tuple(dict.fromkeys(domain for domain, _ in errors))
     methods = tuple(dict.fromkeys(method for _, method in errors))
-    seeds = sorted({seed for by_seed in errors.values() for seed in by_seed})
     average = {
-        method: number([float(np.mean([errors[domain, method][seed] for domain in domains])) for seed in seeds])
+        method: number(
+            [
+                float(np.mean([errors[domain, method][seed] for domain in domains]))
+                for seed in sorted(errors[domains[0], method])
+            ]
+        )
         for method in methods
     }
     cells = {key: number(list(by_seed.values())) for key, by_seed in errors.items()}
