@@ -1,7 +1,7 @@
 """The measurements behind docs/results/beyond.md that are no cells of a suite.
 
 python scripts/beyond_results.py safety fashion-bn            # small batches, sorted classes, clean images: 10 minutes
-python scripts/beyond_results.py safety cifar10-c resnet-20 CHECKPOINT DATA
+python scripts/beyond_results.py safety cifar10-c resnet-20 CHECKPOINT DATA --samples 5000 --seeds 1
 python scripts/beyond_results.py length RESULTS.json          # error over the first 250, 500, … images of each method
 python scripts/beyond_results.py long cifar10-c resnet-20 CHECKPOINT DATA     # the same up to 10,000 images
 python scripts/beyond_results.py averages RESULTS.json …      # methods in rows, suites in columns, forward passes
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,18 @@ import numpy as np
 
 from mergetta import TorchRuntime
 from mergetta.bench.cost import of_process
-from mergetta.bench.protocol import STATISTICS, Cell, build, create, family_of, online, pool, source_of, target_of
+from mergetta.bench.protocol import (
+    STATISTICS,
+    Cell,
+    build,
+    create,
+    family_of,
+    online,
+    pool,
+    runtime_of,
+    source_of,
+    target_of,
+)
 from mergetta.bench.reproduce.setting import FEW, averages
 from mergetta.bench.runner import run_suite
 from mergetta.bench.store import Store, default_cache
@@ -37,8 +48,15 @@ METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plu
 LENGTHS = (250, 500, 1000, 2000, 4000, 5000, 10_000)
 
 
-def suite_of(name: str, family: str | None = None, checkpoint: str | None = None, data: str | None = None) -> Suite:
-    return load_suite(name, family, Path(checkpoint) if checkpoint else None, Path(data) if data else None)
+def suite_of(
+    name: str, family: str | None = None, checkpoint: str | None = None, data: str | None = None, *options: str
+) -> Suite:
+    whole = load_suite(name, family, Path(checkpoint) if checkpoint else None, Path(data) if data else None)
+    return whole.restricted(samples=option("--samples", options, whole.samples))
+
+
+def option(name: str, options: Sequence[str], default: int) -> int:
+    return int(options[options.index(name) + 1]) if name in options else default
 
 
 def in_classes(domain: Domain, suite: Suite, seed: int) -> Iterator[Batch]:
@@ -55,8 +73,7 @@ def in_batches(suite: Suite, size: int, domain: str, seed: int) -> Iterator[Batc
 
 
 def error_of(suite: Suite, cell: Cell, stream: Iterator[Batch], store: Store) -> float:
-    runtime = TorchRuntime(family_of(suite))
-    adapter = create(suite, cell, runtime, store)
+    adapter = create(suite, cell, runtime_of(suite, suite.methods[cell.method], cell.seed), store)
     wrong = total = 0
     for images, labels in stream:
         wrong += int(np.count_nonzero(np.argmax(adapter.predict(images), axis=1) != labels))
@@ -65,9 +82,9 @@ def error_of(suite: Suite, cell: Cell, stream: Iterator[Batch], store: Store) ->
 
 
 def safety(*place: str) -> None:
-    """Online error of a method on streams that are not what the suite has."""
-    whole, store = suite_of(*place), Store(default_cache())
-    suite, seeds = whole.restricted(methods=["all"]), range(1 if whole.expert_samples else 3)
+    """Online error of a method on streams that are not what the suite has, in ONNX Runtime."""
+    whole, store = suite_of(*place).on("onnx"), Store(default_cache())
+    suite, seeds = whole.restricted(methods=["all"]), range(option("--seeds", place, 3))
     small, large = suite.restricted(["all"], samples=500), suite.restricted(["all"], samples=2000)
     found = source_of(suite).clean(STATISTICS + 2000)
     assert found is not None
