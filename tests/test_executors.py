@@ -87,7 +87,9 @@ def test_one_bad_task_stops_no_other(executor: Executor, tmp_path: Path) -> None
     assert reasons.keys() == cases.keys()
     for name, (_, _, reason, tries) in cases.items():
         assert (reason is None and reasons[name] is None) or reason in str(reasons[name]), reasons
-        assert (tmp_path / name).stat().st_size == tries, name
+        # what was done in a Ray worker that then dies with "wounded" may not have arrived yet, and is done again
+        again = name in ("fine", "unlucky", "refused", "last") and not isinstance(executor, ProcessExecutor)
+        assert tries <= (tmp_path / name).stat().st_size <= tries + again, name
     good = {name for name, reason in reasons.items() if reason is None}
     assert {path.name for path in cache.iterdir()} == {*good, "given", "copy", "threads"}
     assert [reason for _, reason in executor.run([Task("more", partial(make, "more"))], cache)] == [None]
