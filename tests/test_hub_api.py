@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from fastapi.testclient import TestClient
 from mergetta import Bundle, Expert, build_bundle
 from mergetta.hub.app import create_app
 from mergetta.hub.limits import Gate
+from mergetta.hub.records import Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
 
@@ -160,6 +162,32 @@ class TestTheWayOfAnExpert:
         while pool.bundle(exclude=["domain-1"]).settings["experts"] != 6:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+    def test_a_variant_that_is_built_this_very_moment_is_not_missing(
+        self, pool: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        builder, store, current = pool.app.state.hub.builder, pool.store, pool.store.current
+        build, waiting, go = builder.build_all, threading.Event(), threading.Event()
+
+        def build_on_command() -> None:
+            waiting.set()
+            assert go.wait(20)
+            build()
+
+        def just_before(family: str, variant: Variant) -> Any:
+            found = current(family, variant)
+            go.set()
+            deadline = time.monotonic() + 20
+            while found is None and store.variant_built(family, variant) < 0 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return found
+
+        monkeypatch.setattr(builder, "build_all", build_on_command)
+        assert waiting.wait(20)
+        assert pool.call("GET", BUNDLE, params={"exclude": "domain-1"}).status_code == 202
+        monkeypatch.setattr(store, "current", just_before)
+        assert pool.call("GET", BUNDLE, params={"exclude": "domain-1"}).status_code == 202
+        assert pool.bundle(exclude=["domain-1"]).settings["experts"] == 5
 
     def test_nothing_there_yet(self, fleet: Fleet) -> None:
         assert fleet.call("GET", BUNDLE).status_code == 404

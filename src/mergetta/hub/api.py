@@ -229,18 +229,20 @@ async def get_bundle(
 
 def find_bundle(hub: Hub, family: str, variant: Variant) -> Served | None:
     """The bundle that the database knows. A variant is ordered; an older one of it does until then."""
-    current = True
+    ordered, current = bool(variant.key), True
     if variant.key:
         try:
-            record = hub.store.family(family)
-            current = hub.store.want(family, variant) or hub.store.variant_built(family, variant) >= record.generation
+            generation = hub.store.family(family).generation
+            known = hub.store.want(family, variant)
             hub.builder.wake()
+            ordered = hub.store.variant_built(family, variant) < generation  # first: it may be built any moment
+            current = known or not ordered
         except Unavailable:
             pass  # what is in memory will do
     served = hub.bundle(family, variant) if current else None  # what nobody asked for in a long time may be poisoned
     if served is None:
-        record = hub.store.family(family)
-        if variant.key and hub.store.variant_built(family, variant) < record.generation:
+        hub.store.family(family)
+        if ordered:
             return None
         raise HTTPException(404, f"The family {family!r} has no experts to merge yet.")
     return served
