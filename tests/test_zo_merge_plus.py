@@ -71,7 +71,8 @@ def test_scale_by_hand(evenly: np.ndarray) -> None:
         adapter.predict(evenly)
     assert adapter.settled
     # the mean of the experts moves by 0.05; shown: once, twice and four times that, the experts, the source model
-    values = np.array([score(x) for x in (1.05, 1.1, 1.2, 1.2, 0.9, 1.0)]) - 0.02 * np.array([0, 1, 3, 0, 0, 0])
+    caution = 0.04 * np.sqrt([1, 2, 4, 1, 1, 0])  # the more experts
+    values = np.array([score(x) for x in (1.05, 1.1, 1.2, 1.2, 0.9, 1.0)]) - caution
     shares = np.exp(values / 0.1) / np.exp(values / 0.1).sum()
     both = shares @ [0.5, 1, 2, 0, 0, 0]
     np.testing.assert_allclose(adapter.weights, [both + shares[3], both + shares[4], shares[5]], rtol=1e-5)
@@ -85,7 +86,7 @@ def test_probe_by_hand(evenly: np.ndarray) -> None:
     assert adapter.held is None  # nobody's images are kept longer than needed
 
     # shown in this order: the uniform mixture of the experts (1.25), then the experts, then the source model (1)
-    exponents = np.array([score(1.25), score(2.0), score(0.5), score(1.0)]) / 0.1
+    exponents = (np.array([score(1.25), score(2.0), score(0.5), score(1.0)]) - 0.04 * np.array([1, 1, 1, 0])) / 0.1
     shares = np.exp(exponents) / np.exp(exponents).sum()
     np.testing.assert_allclose(
         adapter.weights, [shares[0] / 2 + shares[1], shares[0] / 2 + shares[2], shares[3]], atol=1e-6
@@ -325,12 +326,34 @@ def test_a_domain_that_makes_predictions_uneven_is_told_from_few_classes(
     assert adapter._is_odd(adapter._with(with_entropy(mixture, few), with_entropy(source, classes)), 0) == odd
 
 
+def test_odd_batches_are_left_behind_only_when_predictions_are_much_surer() -> None:
+    adapter, classes = ZOMergePlus(Confidence("batch"), [expert(1.0)]), np.arange(200) % CLASSES
+    few = np.where(np.arange(200) < 120, 0, classes)
+    surer, hardly = (adapter._with(with_entropy(share * 0.6, few), with_entropy(0.6, classes)) for share in (0.5, 0.7))
+    assert not adapter._is_odd(hardly, 0)
+    adapter.doubt = True
+    assert adapter._is_odd(hardly, 0)
+    assert not adapter._is_odd(surer, 0)
+
+
+def test_caution_is_for_experts_that_gain_little(evenly: np.ndarray) -> None:
+    shares = []
+    for caution in (0.0, 0.04):
+        adapter = ZOMergePlus(Confidence(), [expert(1.05)], caution=caution, scale=False, mirror=False)
+        for _ in range(3):
+            adapter.predict(evenly)
+        shares.append(adapter.weights[-1])
+    assert shares[0] < 0.5 < shares[1]  # the source model's
+
+
 def test_what_is_refused(evenly: np.ndarray) -> None:
     runtime = Confidence()
     with pytest.raises(MergettaError, match="at least one expert"):
         ZOMergePlus(runtime, [])
     with pytest.raises(MergettaError, match="temperature must be positive"):
         ZOMergePlus(runtime, [expert(1.0)], temperature=0)
+    with pytest.raises(MergettaError, match="caution must not be negative"):
+        ZOMergePlus(runtime, [expert(1.0)], caution=-0.1)
     with pytest.raises(MergettaError, match="different sizes"):
         ZOMergePlus(runtime, [expert(1.0, np.ones((2, 1))), expert(2.0, np.ones((2, 3)))])
 

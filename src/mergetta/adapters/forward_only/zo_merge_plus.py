@@ -23,14 +23,14 @@ HELD = 64
 """Images of the stream that every candidate is shown; smaller batches tell less of themselves."""
 PRIOR = 16
 """Images that stored statistics count for, where a batch is small."""
-HARDLY_SURER, UNSURE = 0.8, 1.4
-"""How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches, and in any."""
+SURER, HARDLY_SURER, UNSURE = 0.6, 0.8, 1.4
+"""How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches after odd ones, in
+other uneven ones, and in any.
+"""
 WINDOW = 200
 """Images that the guard judges by: the last batches, or one large one."""
 FURTHER = (2, 4)
 """How many times the experts' mean is tried."""
-CAUTION = 0.02
-"""What that has to gain in score for each time beyond the first."""
 BROKEN = 1e9
 """Entropy of a candidate whose predictions are no numbers."""
 MEMORY = 0.8
@@ -52,6 +52,8 @@ class ZOMergePlus(Adapter):
       score = entropy of the mean prediction − mean entropy: sure of each image, varied over all.
     - **Scale**: twice and four times the mean of all experts are candidates too: experts are rarely trained to the end,
       and what they share points further.
+    - **Caution**: what a candidate has to gain in score over the source model, times the square root of the weight that
+      it gives to experts: they have been trained to be sure, rightly or not.
     - **Guard**, for BatchNorm: batches that look like a few classes only (`_is_odd`) are left to the source model with
       its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
@@ -73,6 +75,7 @@ class ZOMergePlus(Adapter):
         experts: Sequence[Expert],
         source: Sequence[Vector] | None = None,
         temperature: float = 0.01,
+        caution: float = 0.04,
         similarity: bool = True,
         probe: bool = True,
         scale: bool = True,
@@ -90,6 +93,8 @@ class ZOMergePlus(Adapter):
             check_groups(expert.groups, runtime.groups, f"The expert {expert.domain!r}")
         if not temperature > 0:
             raise MergettaError(f"temperature must be positive, not {temperature}.")
+        if not 0 <= caution < np.inf:
+            raise MergettaError(f"caution must not be negative, not {caution}.")
         self.tasks = {
             name: np.stack([*(expert.groups[name] - base for expert in experts), np.zeros_like(base)])
             for name, base in runtime.groups.items()
@@ -101,7 +106,7 @@ class ZOMergePlus(Adapter):
         self.batch_norm = any(group.kind == "batch" for group in runtime.structure)
         self.statistics = known_statistics(experts, runtime) if similarity else None
         self.source = check_source(runtime, source) if source is not None and align and not self.batch_norm else None
-        self.temperature, self.probe, self.mirror = temperature, probe, mirror
+        self.temperature, self.caution, self.probe, self.mirror = temperature, caution, probe, mirror
         self.guard = guard and self.batch_norm
         self.most = np.log(min(HELD, len(runtime.classifier.bias)))
         self.shift_threshold = (0.2 if self.batch_norm else 0.1) if shift_threshold is None else shift_threshold
@@ -151,7 +156,7 @@ class ZOMergePlus(Adapter):
         # if not balanced, the classes come one by one, and variety means error
         sound = mean[each < BROKEN / HELD]
         varied = not len(sound) or np.median(sound) > 0.5 * self.most
-        return np.asarray(mean * varied - each - CAUTION * (self.candidates[: len(mean)].sum(axis=1) - 1))
+        return np.asarray(mean * varied - each - self.caution * np.sqrt(self.candidates[: len(mean), :-1].sum(axis=1)))
 
     @property
     def settled(self) -> bool:
@@ -304,12 +309,12 @@ class ZOMergePlus(Adapter):
         """Whether batches of a few classes have led the statistics astray.
 
         Then predictions are uneven and hardly more certain than the source model's, or much less certain. Where it is
-        the domain that makes them uneven, they are more certain. The more stored statistics count, the less they go
+        the domain that makes them uneven, they are more certain; after odd batches they have to be much more so. The more stored statistics count, the less they go
         astray, and the less certain they are anyway.
         """
         _, mixture, source = window[:3]
         ratio = mixture / max(source, 1e-12) / (1 + stored_share)
-        few = ratio > HARDLY_SURER and self._is_uneven(window)
+        few = ratio > (SURER if self.doubt else HARDLY_SURER) and self._is_uneven(window)
         return bool(few or ratio > UNSURE)
 
     def state_dict(self) -> dict[str, Any]:
