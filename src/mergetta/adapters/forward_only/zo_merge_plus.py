@@ -309,8 +309,8 @@ class ZOMergePlus(Adapter):
         """Whether batches of a few classes have led the statistics astray.
 
         Then predictions are uneven and hardly more certain than the source model's, or much less certain. Where it is
-        the domain that makes them uneven, they are more certain; after odd batches they have to be much more so. The more stored statistics count, the less they go
-        astray, and the less certain they are anyway.
+        the domain that makes them uneven, they are more certain; after odd batches they have to be much more so. The
+        more stored statistics count, the less they go astray, and the less certain they are anyway.
         """
         _, mixture, source = window[:3]
         ratio = mixture / max(source, 1e-12) / (1 + stored_share)
