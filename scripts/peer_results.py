@@ -56,6 +56,11 @@ class Peers:
     def method(self, name: str) -> Method:
         return METHODS[self.suite.methods[name].adapter]
 
+    def variant(self, name: str) -> str:
+        """What `bench.cost` calls it."""
+        settings = self.suite.methods[name]
+        return f"hybrid-{settings.options['layers']}" if settings.adapter == "hybrid" else settings.adapter
+
     def works(self, name: str) -> bool:
         """Whether its results differ from the source model's anywhere."""
         cells = self.table.cells
@@ -120,8 +125,8 @@ class Peers:
             plain = cost.peak_memory("torch", "inference", model, folder, 1).peak
             adapters = {name: self.suite.methods[name].adapter for name in names}
             peaks = {
-                adapter: (cost.peak_memory("torch", adapter, model, folder, 1).peak / plain, on_int8(adapter, folder))
-                for adapter in dict.fromkeys(adapters.values())
+                adapter: (cost.peak_memory("torch", variant, model, folder, 1).peak / plain, on_int8(adapter, folder))
+                for adapter, variant in {adapters[name]: self.variant(name) for name in names}.items()
             }
         return {name: peaks[adapter] for name, adapter in adapters.items()}
 
