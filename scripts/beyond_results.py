@@ -44,7 +44,7 @@ from mergetta.bench.suite import MethodSettings, Suite, load_suite
 from mergetta.bench.tables import Record, error_table, number
 from mergetta.data.streams import Batch, Domain, as_input
 
-METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plus")
+METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plus-no-caution", "zo-merge-plus")
 LENGTHS = (250, 500, 1000, 2000, 4000, 5000, 10_000)
 
 
