@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +49,12 @@ METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plu
 LENGTHS = (250, 500, 1000, 2000, 4000, 5000, 10_000)
 
 
-def suite_of(
-    name: str, family: str | None = None, checkpoint: str | None = None, data: str | None = None, *options: str
-) -> Suite:
+def suite_of(name: str, *place: str) -> Suite:
+    """A suite by its name, then perhaps family, checkpoint and data, then options."""
+    given = list(takewhile(lambda word: not word.startswith("--"), place))
+    family, checkpoint, data = [*given, None, None, None][:3]
     whole = load_suite(name, family, Path(checkpoint) if checkpoint else None, Path(data) if data else None)
-    return whole.restricted(samples=option("--samples", options, whole.samples))
+    return whole.restricted(samples=option("--samples", place, whole.samples))
 
 
 def option(name: str, options: Sequence[str], default: int) -> int:
