@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mergetta import Expert, MergettaError, OnnxRuntime, TorchRuntime, load_family
-from mergetta.adapters.forward_only.source_features import SourceFeatures
+from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
 from mergetta.adapters.forward_only.zo_merge_plus import (
     HELD,
     WINDOW,
@@ -19,7 +19,7 @@ from mergetta.adapters.forward_only.zo_merge_plus import (
     is_few,
     uneven,
 )
-from mergetta.bench.protocol import load_domain
+from mergetta.bench.protocol import clean_images, load_domain
 from mergetta.groups import Group
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Classifier, Output
@@ -442,11 +442,10 @@ def test_a_source_model_without_numbers_leaves_the_guard_as_it_is(evenly: np.nda
     assert np.isfinite(adapter.window).all()
 
 
-@pytest.fixture(scope="module")
-def subject() -> ZOMergePlus:
-    runtime = TorchRuntime(load_family("fashion-bn"))
+def moved(runtime: TorchRuntime) -> list[Expert]:
+    """Three experts a little away from the source model."""
     rng = np.random.default_rng(0)
-    experts = [
+    return [
         Expert(
             {n: v + 0.02 * rng.normal(size=v.shape) for n, v in runtime.groups.items()},
             runtime.family,
@@ -455,7 +454,12 @@ def subject() -> ZOMergePlus:
         )
         for i in range(3)
     ]
-    return ZOMergePlus(runtime, experts)
+
+
+@pytest.fixture(scope="module")
+def subject() -> ZOMergePlus:
+    runtime = TorchRuntime(load_family("fashion-bn"))
+    return ZOMergePlus(runtime, moved(runtime))
 
 
 class TestOnRealImages:
@@ -476,6 +480,19 @@ class TestOnRealImages:
         images, labels = next(iter(domain.stream(0, 400)))
         chosen = np.argsort(labels, kind="stable") if order == "sorted" else np.arange(400)
         mine, source = self.errors(subject, images[chosen], labels[chosen], size)
+        assert mine <= source + 0.01
+
+    def test_no_worse_than_source_without_batch_norm(self) -> None:
+        """One class after the other, which alignment to all classes would lead astray."""
+        runtime = TorchRuntime(load_family("fashion-vit"))
+        clean = clean_images("fashion", None, 500)
+        assert clean is not None
+        adapter = ZOMergePlus(
+            runtime, moved(runtime), source=measure_source(runtime, (x for x, _ in clean.stream(0, 100)))
+        )
+        images, labels = next(iter(load_domain("fashion", None, "jpeg_compression", 5, 0, 400).stream(0, 400)))
+        chosen = np.argsort(labels, kind="stable")
+        mine, source = self.errors(adapter, images[chosen], labels[chosen], 100)
         assert mine <= source + 0.01
 
     def test_onnx_gives_the_same_numbers(self, subject: ZOMergePlus) -> None:
