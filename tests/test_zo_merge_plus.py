@@ -353,16 +353,23 @@ def classes_of(few: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("mixture", "source", "few", "odd"),
-    [(0.3, 0.6, True, False), (0.6, 0.6, True, True), (0.6, 0.6, False, False), (0.9, 0.6, False, True)],
+    ("mixture", "uneven", "source_sees_few", "odd"),
+    [
+        (0.5, True, True, False),
+        (0.9, True, False, True),
+        (0.9, False, True, False),
+        (1.1, False, True, True),
+        (1.1, False, False, False),
+        (1.5, False, False, True),
+    ],
 )
-def test_a_domain_that_makes_the_source_model_see_few_classes_is_told_from_few_classes(
-    mixture: float, source: float, few: bool, odd: bool
+def test_domains_that_make_predictions_uneven_are_told_from_few_classes(
+    mixture: float, uneven: bool, source_sees_few: bool, odd: bool
 ) -> None:
     """By how sure predictions are: batch statistics of a few classes leave the model no surer than the source model."""
     adapter = ZOMergePlus(Confidence("batch"), [expert(1.0)])
-    window = adapter._with(with_entropy(mixture, classes_of(False)), with_entropy(source, classes_of(few)))
-    assert adapter._is_odd(window, 0) == odd
+    mine, source = with_entropy(mixture * 0.6, classes_of(uneven)), with_entropy(0.6, classes_of(source_sees_few))
+    assert adapter._is_odd(adapter._with(mine, source), 0) == odd
 
 
 def test_odd_batches_are_left_behind_only_when_predictions_are_even_or_much_surer() -> None:

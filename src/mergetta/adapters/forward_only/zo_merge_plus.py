@@ -25,9 +25,9 @@ PRIOR = 16
 """Images that stored statistics count for, where a batch is small."""
 FEW = 0.8
 """Entropy of a mean prediction, to that of equally frequent classes, below which images look like a few classes."""
-SURER, HARDLY_SURER, UNSURE = 0.6, 0.8, 1.4
-"""How much entropy, to the source model's, says that batch statistics are wrong: after odd batches, where the source
-model sees a few classes, and anywhere.
+SURER, HARDLY_SURER, NO_SURER, UNSURE = 0.6, 0.8, 1.0, 1.4
+"""How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches after odd ones, in
+other uneven ones, where the source model sees a few classes, and anywhere.
 """
 WINDOW = 200
 """Images that the guard judges by (the last batches, or one large one), and watches after odd ones."""
@@ -58,7 +58,7 @@ class ZOMergePlus(Adapter):
       it gives to experts: they have been trained to be sure, rightly or not.
     - **Guard**, for BatchNorm: batches that look like a few classes only (`_is_odd`) are left to the source model with
       its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
-      frequent; for a stream in which they never are, `guard=False`.)
+      frequent; for a stream that always has mostly a few, `guard=False`.)
     - **Mirror**: predictions are averaged with those for the mirrored image, until that surely (by two standard errors)
       changes fewer than 4 in 100 of them. Only for images that mean the same when mirrored; else `mirror=False`.
     - **Alignment**, without BatchNorm and if `source` is given (`measure_source`): the classifier's input gets the mean
@@ -307,16 +307,19 @@ class ZOMergePlus(Adapter):
     def _is_odd(self, window: np.ndarray, stored_share: float) -> bool:
         """Whether batches of a few classes have led the statistics astray.
 
-        Then predictions are much less certain than the source model's, or hardly more certain while that, which has
-        nothing of the batch, sees a few classes. (Where it is the domain that makes it see a few, predictions are more
-        certain.) After odd batches they have to be much more certain, or even. The more stored statistics count, the
-        less they go astray, and the less certain they are anyway.
+        Then predictions are uneven and hardly more certain than the source model's; or no more certain, while that,
+        which has nothing of the batch, sees a few classes; or much less certain. Where it is the domain that makes
+        them uneven, or the source model see a few classes, they are more certain; after odd batches they have to be
+        much more so. The more stored statistics count, the less they go astray, and the less certain they are anyway.
         """
         mixture, source = window
         ratio = mixture[1] / max(source[1], 1e-12) / (1 + stored_share)
         if self.doubt:
-            return bool(ratio > UNSURE or (ratio > SURER and uneven(mixture) > 0))
-        return bool(ratio > UNSURE or (ratio > HARDLY_SURER and is_few(source[2:] / source[0], round(source[0]))))
+            few = ratio > SURER and uneven(mixture) > 0
+        else:
+            sees_few = ratio > NO_SURER and is_few(source[2:] / source[0], round(source[0]))
+            few = sees_few or (ratio > HARDLY_SURER and uneven(mixture) > 3)
+        return bool(few or ratio > UNSURE)
 
     def state_dict(self) -> dict[str, Any]:
         known = {"running": self.running, "held": self.held}
