@@ -23,21 +23,21 @@ HELD = 64
 """Images of the stream that every candidate is shown; smaller batches tell less of themselves."""
 PRIOR = 16
 """Images that stored statistics count for, where a batch is small."""
+SURER, HARDLY_SURER, UNSURE = 0.6, 0.8, 1.4
+"""How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches after odd ones, in
+other uneven ones, and in any.
+"""
 FEW = 0.8
 """Entropy of a mean prediction, to that of equally frequent classes, below which images look like a few classes."""
-SURER, HARDLY_SURER, NO_SURER, UNSURE = 0.6, 0.8, 1.0, 1.4
-"""How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches after odd ones, in
-other uneven ones, where the source model sees a few classes, and anywhere.
-"""
 WINDOW = 200
-"""Images that the guard judges by (the last batches, or one large one), and watches after odd ones."""
+"""Images that the guard judges by: the last batches, or one large one."""
 FURTHER = (2, 4)
 """How many times the experts' mean is tried."""
 BROKEN = 1e9
 """Entropy of a candidate whose predictions are no numbers."""
 MEMORY = 0.8
 """Share of the past in the stream's statistics after the stem."""
-COUNTS = ("doubt", "to_ask", "shown", "recent_images", "guarded", "shifts", "compared", "changed")
+COUNTS = ("doubt", "asked", "shown", "recent_images", "guarded", "shifts", "compared", "changed")
 ARRAYS = ("recent", "tally", "window", "candidates", "seen")
 COMPARED = 256
 """Images on which the mirrored view is judged, at least."""
@@ -58,15 +58,15 @@ class ZOMergePlus(Adapter):
       it gives to experts: they have been trained to be sure, rightly or not.
     - **Guard**, for BatchNorm: batches that look like a few classes only (`_is_odd`) are left to the source model with
       its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
-      frequent; for a stream that always has mostly a few, `guard=False`.)
+      frequent; for a stream in which they never are, `guard=False`.)
     - **Mirror**: predictions are averaged with those for the mirrored image, until that surely (by two standard errors)
       changes fewer than 4 in 100 of them. Only for images that mean the same when mirrored; else `mirror=False`.
     - **Alignment**, without BatchNorm and if `source` is given (`measure_source`): the classifier's input gets the mean
       and std that it had at the source. Not in batches of a few classes: they differ from the source by that.
 
-    At most three forward passes per batch, and one when settled: all candidates tried, both views of one mind, no odd
-    batch of late. Where the views go on to differ it stays with two; `mirror=False` has one view only. When the
-    statistics after the stem jump (over at least 64 images), it starts anew with the next batch.
+    At most three forward passes per batch, and one when settled: all candidates tried, both views of one mind, no batch
+    in doubt. Where the views go on to differ it stays with two; `mirror=False` has one view only. When the statistics
+    after the stem jump (over at least 64 images), it starts anew with the next batch.
 
     >>> adapter = ZOMergePlus(runtime, experts)   # doctest: +SKIP
     """
@@ -124,17 +124,17 @@ class ZOMergePlus(Adapter):
         """The images that candidates are shown, until all have seen them."""
         self.candidates = np.full((1, self.size), 1 / self.size)
         """Weights to try, in this order; the first images say which."""
-        self.to_ask = HELD if self.guard else 1
-        """Of how many images the source model is still to be asked."""
+        self.asked = 0
+        """Of how many first images the source model has been asked."""
         self.seen = np.empty((0, 2))
         """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images."""
         self.shown = 0
         """How many of the images the next candidate has been shown so far."""
         self.tally = np.zeros(1 + len(self.runtime.classifier.bias))
         """Its sum of entropies, then of predictions."""
-        self.window = np.zeros((2, 2 + len(self.runtime.classifier.bias)))
-        """Of the mixture and of the source model, over the last images that it has predicted: how many, the sum of
-        entropies (where both have), the sums of predictions.
+        self.window = np.zeros(3 + len(self.runtime.classifier.bias))
+        """Over the last images: how many, the mixture's and the source model's sums of entropies where both are known,
+        and the sums of the mixture's predictions.
         """
         self.doubt = False
         """Whether the last batches looked like a few classes only."""
@@ -162,8 +162,8 @@ class ZOMergePlus(Adapter):
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing left to try or to ask, and one view of an image is enough."""
-        return self.tried and not self.to_ask and (not self.mirror or self.agreed)
+        """Whether there is nothing left to try and nothing in doubt, and one view of an image is enough."""
+        return self.tried and not self.doubt and (not self.mirror or self.agreed)
 
     @property
     def agreed(self) -> bool:
@@ -179,11 +179,11 @@ class ZOMergePlus(Adapter):
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
         before = self.runtime.forwarded
         source: Output | None = None
-        if adapt and self.to_ask:
+        if adapt and (self.doubt or self.asked < (HELD if self.guard else 1)):
             source = self._forward(images, self.alone, stored=True)
             self._follow(source, len(images))
-            self.to_ask = max(0, self.to_ask - len(images))
-        if adapt and not self.doubt and not self.tried:
+            self.asked += len(images)
+        elif adapt and not self.tried:
             self._probe(len(images))
         weights, stored = self.weights, False
         output = self._forward(images, weights)
@@ -194,14 +194,13 @@ class ZOMergePlus(Adapter):
         odd, window = False, self.window
         if self.guard and not broken:
             window = self._with(p, q)
-            if q is None and uneven(window[0]) > (0 if self.doubt else 3):
+            if q is None and self._is_uneven(window):
                 q = numbers(self._probabilities(self._forward(images, self.alone, stored=True)))
                 window = self._with(p, q)
             odd = q is not None and self._is_odd(window, self._stored_share(len(p)))
         if adapt:
             self.window = window
             self.doubt, self.guarded = odd, self.guarded + odd
-            self.to_ask = WINDOW if odd else self.to_ask
             if not odd and not self.tried:
                 self._hold(to_numpy(images))
         if odd or broken:
@@ -296,29 +295,28 @@ class ZOMergePlus(Adapter):
         if self.tried:
             self.held = None
 
-    def _with(self, mixture: np.ndarray, source: np.ndarray | None) -> np.ndarray:
+    def _with(self, mixture: np.ndarray, source: np.ndarray | None) -> Vector:
         """The window after these predictions; older ones fade."""
-        window = max(0, 1 - len(mixture) / WINDOW) * self.window
-        for row, p in zip(window, (mixture, source), strict=True):
-            if p is not None:
-                row += [len(p), 0 if source is None else entropy(p).sum(), *p.sum(axis=0)]
-        return np.asarray(window)
+        sums = [len(mixture), 0, 0] if source is None else [len(mixture), entropy(mixture).sum(), entropy(source).sum()]
+        keep = max(0, 1 - len(mixture) / WINDOW)
+        return np.asarray(keep * self.window + np.append(sums, mixture.sum(axis=0)))
 
-    def _is_odd(self, window: np.ndarray, stored_share: float) -> bool:
+    def _is_uneven(self, window: Vector) -> bool:
+        """Whether predictions are more uneven than chance makes them; after odd batches less is enough."""
+        images = round(window[0])
+        mean, std = by_chance(images, len(window) - 3)
+        return unevenness(window[3:] / window[0], images) > mean + (0 if self.doubt else 3 * std)
+
+    def _is_odd(self, window: Vector, stored_share: float) -> bool:
         """Whether batches of a few classes have led the statistics astray.
 
-        Then predictions are uneven and hardly more certain than the source model's; or no more certain, while that,
-        which has nothing of the batch, sees a few classes; or much less certain. Where it is the domain that makes
-        them uneven, or the source model see a few classes, they are more certain; after odd batches they have to be
-        much more so. The more stored statistics count, the less they go astray, and the less certain they are anyway.
+        Then predictions are uneven and hardly more certain than the source model's, or much less certain. Where it is
+        the domain that makes them uneven, they are more certain; after odd batches they have to be much more so. The
+        more stored statistics count, the less they go astray, and the less certain they are anyway.
         """
-        mixture, source = window
-        ratio = mixture[1] / max(source[1], 1e-12) / (1 + stored_share)
-        if self.doubt:
-            few = ratio > SURER and uneven(mixture) > 0
-        else:
-            sees_few = ratio > NO_SURER and is_few(source[2:] / source[0], round(source[0]))
-            few = sees_few or (ratio > HARDLY_SURER and uneven(mixture) > 3)
+        _, mixture, source = window[:3]
+        ratio = mixture / max(source, 1e-12) / (1 + stored_share)
+        few = ratio > (SURER if self.doubt else HARDLY_SURER) and self._is_uneven(window)
         return bool(few or ratio > UNSURE)
 
     def state_dict(self) -> dict[str, Any]:
@@ -374,22 +372,22 @@ def numbers(p: np.ndarray) -> np.ndarray | None:
     return p if np.isfinite(p).all() else None
 
 
+def unevenness(p: Vector, images: int) -> float:
+    """The likelihood ratio of a mean prediction against equal classes."""
+    return float(2 * images * (np.log(len(p)) - entropy(p)))
+
+
 def is_few(p: Vector, images: int) -> bool:
     """Whether a mean prediction is one of a few classes only."""
-    return bool(entropy(p) < FEW * by_chance(images, len(p))[0])
-
-
-def uneven(sums: Vector) -> float:
-    """By how many standard deviations predictions (a row of the window) are more uneven than chance makes them."""
-    mean, std = by_chance(round(sums[0]), len(sums) - 2)
-    return float((mean - entropy(sums[2:] / sums[0])) / max(std, 1e-12))
+    by_chance_entropy = np.log(len(p)) - by_chance(images, len(p))[0] / (2 * images)
+    return bool(entropy(p) < FEW * by_chance_entropy)
 
 
 @lru_cache(maxsize=2 * WINDOW)
 def by_chance(images: int, classes: int) -> tuple[float, float]:
-    """Entropy, mean and standard deviation, of the classes of so many images, if equally frequent."""
+    """Mean and standard deviation of the unevenness of so many images of equally frequent classes."""
     draws = np.random.default_rng(0).multinomial(images, np.full(classes, 1 / classes), size=500) / images
-    values = entropy(draws)
+    values = 2 * images * (np.log(classes) - entropy(draws))
     return float(values.mean()), float(values.std())
 
 
