@@ -461,6 +461,16 @@ class TestOnRealImages:
         mine, source = self.errors(subject, images[chosen], labels[chosen], size)
         assert mine <= source + 0.01
 
+    @pytest.mark.parametrize("size", [100, 64])
+    def test_a_domain_that_makes_the_source_model_sure_of_one_class_is_not_left_to_it(
+        self, size: int, subject: ZOMergePlus
+    ) -> None:
+        images, labels = next(iter(load_domain("fashion", None, "contrast", 5, 0, 600).stream(0, 600)))
+        mine, source = self.errors(subject, images, labels, size)
+        assert source > 0.8
+        assert mine < 0.4
+        assert not subject.guarded
+
     def test_no_worse_than_source_without_batch_norm(self) -> None:
         """One class after the other, which alignment to all classes would lead astray."""
         runtime = TorchRuntime(load_family("fashion-vit"))
