@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,7 @@ import pytest
 
 from mergetta import Expert, MergettaError, OnnxRuntime, TorchRuntime, load_family
 from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
-from mergetta.adapters.forward_only.zo_merge_plus import (
-    HELD,
-    WINDOW,
-    ZOMergePlus,
-    by_chance,
-    entropy,
-    is_few,
-    unevenness,
-)
+from mergetta.adapters.forward_only.zo_merge_plus import HELD, ZOMergePlus
 from mergetta.bench.protocol import clean_images, load_domain
 from mergetta.groups import Group
 from mergetta.losses.probabilities import softmax
@@ -172,12 +163,12 @@ def test_how_much_the_mirrored_view_must_change(changed: int, compared: int, eno
         {"shown": 64},
         {"shifts": -1},
         {"recent_images": 3},
-        {"guarded": np.array([1, 2])},
+        {"guard.count": np.array([1, 2])},
         {"asked": 0.5},
         {"recent": np.zeros((2, 9)), "running": np.zeros((2, 1))},
         {"seen": np.full((1, 2), np.nan)},
         {"candidates": np.ones((1, 9))},
-        {"window": np.zeros(3)},
+        {"guard.window": np.zeros(3)},
         {"held": np.zeros((2, 4, 4))},
     ],
 )
@@ -251,8 +242,8 @@ def test_one_class_at_a_time_is_left_to_the_source_model(evenly: np.ndarray) -> 
         assert np.exp(adapter.predict(alone)) == pytest.approx(softmax(alone[:, 0, 0]), rel=1e-5)
         assert runtime.shares == [1.0, 0.0]  # the source model as it was, and what the batch's own statistics give
     assert adapter.held is None
-    assert adapter.doubt
-    assert adapter.guarded == 3
+    assert adapter.guard.doubt
+    assert adapter.guard.count == 3
     assert not adapter.settled
 
 
@@ -286,88 +277,6 @@ def test_a_few_classes_are_not_aligned(size: int, evenly: np.ndarray) -> None:
     adapter = ZOMergePlus(Confidence(), [expert(1.0)], source=source, mirror=False, probe=False)
     alone = 6 * np.repeat(evenly[:1], size, axis=0)
     np.testing.assert_allclose(np.exp(adapter.predict(alone)), softmax(alone[:, 0, 0]), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("classes", "few"), [([0], True), ([0, 1], True), (range(5), True), (range(7), False), (range(10), False)]
-)
-@pytest.mark.parametrize("images", [64, 200, 5000])
-def test_how_many_classes_are_a_few(classes: Sequence[int], few: bool, images: int) -> None:
-    """log 5 = 0.7 log 10, log 7 = 0.85 log 10; of 64 images, classes have log 10 − 9 / 128 by chance."""
-    assert is_few(np.eye(10)[list(classes)].mean(axis=0), images) == few
-
-
-@pytest.mark.parametrize("images", [1, 2, 8, 16])
-def test_small_batches_of_all_classes_are_not_of_a_few(images: int) -> None:
-    rng = np.random.default_rng(0)
-    found = [is_few(np.eye(10)[rng.integers(10, size=images)].mean(axis=0), images) for _ in range(300)]
-    assert np.mean(found) < 0.2
-    assert is_few(np.eye(10)[0], images) == (images > 1)
-
-
-def test_unevenness_by_hand() -> None:
-    assert unevenness(np.full(10, 0.1), 200) == pytest.approx(0, abs=1e-9)
-    assert unevenness(np.eye(10)[0], 200) == pytest.approx(400 * np.log(10))
-    assert by_chance(1, 10) == pytest.approx((2 * np.log(10), 0), abs=1e-9)  # of one image nothing can be said
-    mean, std = by_chance(5000, 10)  # chi-squared with 9 degrees of freedom
-    assert mean == pytest.approx(9, rel=0.1)
-    assert std == pytest.approx(np.sqrt(18), rel=0.15)
-
-
-def window(predictions: np.ndarray) -> np.ndarray:
-    return np.concatenate([[len(predictions), 0, 0], predictions.sum(axis=0)])
-
-
-@pytest.mark.parametrize(("images", "classes"), [(8, 10), (200, 10), (64, 1000)])
-def test_a_few_classes_are_told_from_chance(images: int, classes: int) -> None:
-    adapter, rng = ZOMergePlus(Confidence("batch"), [expert(1.0)]), np.random.default_rng(0)
-    chance = [adapter._is_uneven(window(np.eye(classes)[rng.integers(classes, size=images)])) for _ in range(300)]
-    assert np.mean(chance) < 0.02
-    assert adapter._is_uneven(window(np.eye(classes)[np.arange(images) % 2]))
-
-
-def test_older_predictions_fade_from_the_window() -> None:
-    adapter = ZOMergePlus(Confidence("batch"), [expert(1.0)])
-    first, second = with_entropy(0.3, np.zeros(50, int)), with_entropy(0.6, np.ones(50, int))
-    adapter.window = adapter._with(first, second)
-    found = adapter._with(second, None)
-    keep = 1 - 50 / WINDOW
-    assert found[0] == pytest.approx(50 * (1 + keep))
-    assert found[1] == pytest.approx(keep * entropy(first).sum())
-    assert found[2] == pytest.approx(keep * entropy(second).sum())
-    np.testing.assert_allclose(found[3:], keep * first.sum(axis=0) + second.sum(axis=0))
-    alone = adapter._with(np.tile(first, (4, 1)), None)  # as many as the window has
-    np.testing.assert_allclose(alone, window(np.tile(first, (4, 1))))
-
-
-def with_entropy(value: float, classes: np.ndarray) -> np.ndarray:
-    """Predictions of these classes with about that entropy."""
-    shares = np.linspace(0.01, 0.6, 200)
-    found = min(shares, key=lambda share: abs(-(1 - share) * np.log(1 - share) - share * np.log(share / 3) - value))
-    return np.where(np.eye(CLASSES)[classes] == 1, 1 - found, found / 3)
-
-
-@pytest.mark.parametrize(
-    ("mixture", "source", "uneven", "odd"),
-    [(0.3, 0.6, True, False), (0.6, 0.6, True, True), (0.6, 0.6, False, False), (0.9, 0.6, False, True)],
-)
-def test_a_domain_that_makes_predictions_uneven_is_told_from_few_classes(
-    mixture: float, source: float, uneven: bool, odd: bool
-) -> None:
-    """By how sure they are: batch statistics of a few classes leave the model no surer than the source model."""
-    adapter, classes = ZOMergePlus(Confidence("batch"), [expert(1.0)]), np.arange(200) % CLASSES
-    few = np.where(np.arange(200) < 120, 0, classes) if uneven else classes
-    assert adapter._is_odd(adapter._with(with_entropy(mixture, few), with_entropy(source, classes)), 0) == odd
-
-
-def test_odd_batches_are_left_behind_only_when_predictions_are_much_surer() -> None:
-    adapter, classes = ZOMergePlus(Confidence("batch"), [expert(1.0)]), np.arange(200) % CLASSES
-    few = np.where(np.arange(200) < 120, 0, classes)
-    surer, hardly = (adapter._with(with_entropy(share * 0.6, few), with_entropy(0.6, classes)) for share in (0.5, 0.7))
-    assert not adapter._is_odd(hardly, 0)
-    adapter.doubt = True
-    assert adapter._is_odd(hardly, 0)
-    assert not adapter._is_odd(surer, 0)
 
 
 def test_caution_is_for_experts_that_gain_little(evenly: np.ndarray) -> None:
@@ -418,7 +327,7 @@ def test_a_source_model_without_numbers_leaves_the_guard_as_it_is(evenly: np.nda
     adapter._merged = lambda weights: {"g": np.array([2.0 if weights[0] else np.nan], np.float32)}  # type: ignore[method-assign]
     with np.errstate(all="ignore"):
         adapter.predict(evenly)
-    assert np.isfinite(adapter.window).all()
+    assert np.isfinite(adapter.guard.window).all()
 
 
 def moved(runtime: TorchRuntime) -> list[Expert]:
@@ -469,7 +378,7 @@ class TestOnRealImages:
         mine, source = self.errors(subject, images, labels, size)
         assert source > 0.8
         assert mine < 0.4
-        assert not subject.guarded
+        assert not subject.guard.count
 
     def test_no_worse_than_source_without_batch_norm(self) -> None:
         """One class after the other, which alignment to all classes would lead astray."""

@@ -45,7 +45,7 @@ class Steady:
     @property
     def rollbacks(self) -> int:
         """Batches that were left to the source model."""
-        return self.adapter.guarded
+        return self.adapter.guard.count
 
     @property
     def state(self) -> str:

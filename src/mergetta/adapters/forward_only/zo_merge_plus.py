@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from mergetta.adapters.base import Adapter, check_family, entry
+from mergetta.adapters.base import Adapter, check_family, entry, part
 from mergetta.adapters.forward_only.cola import by_similarity, distance
+from mergetta.adapters.forward_only.guard import Guard, entropy, is_few, looks_of
 from mergetta.adapters.forward_only.source_features import check_source
 from mergetta.arrays import Array, beside, to_numpy
 from mergetta.errors import MergettaError
@@ -23,22 +23,14 @@ HELD = 64
 """Images of the stream that every candidate is shown; smaller batches tell less of themselves."""
 PRIOR = 16
 """Images that stored statistics count for, where a batch is small."""
-SURER, HARDLY_SURER, UNSURE = 0.6, 0.8, 1.4
-"""How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches after odd ones, in
-other uneven ones, and in any.
-"""
-FEW = 0.8
-"""Entropy of a mean prediction, to that of equally frequent classes, below which images look like a few classes."""
-WINDOW = 200
-"""Images that the guard judges by: the last batches, or one large one."""
 FURTHER = (2, 4)
 """How many times the experts' mean is tried."""
 BROKEN = 1e9
 """Entropy of a candidate whose predictions are no numbers."""
 MEMORY = 0.8
 """Share of the past in the stream's statistics after the stem."""
-COUNTS = ("doubt", "asked", "shown", "recent_images", "guarded", "shifts", "compared", "changed")
-ARRAYS = ("recent", "tally", "window", "candidates", "seen")
+COUNTS = ("asked", "shown", "recent_images", "shifts", "compared", "changed")
+ARRAYS = ("recent", "tally", "candidates", "seen")
 COMPARED = 256
 """Images on which the mirrored view is judged, at least."""
 WORTH = 0.04
@@ -56,7 +48,7 @@ class ZOMergePlus(Adapter):
       and what they share points further.
     - **Caution**: what a candidate has to gain in score over the source model, times the square root of the weight that
       it gives to experts: they have been trained to be sure, rightly or not.
-    - **Guard**, for BatchNorm: batches that look like a few classes only (`_is_odd`) are left to the source model with
+    - **Guard**, for BatchNorm: batches that look like a few classes only (`guard.py`) are left to the source model with
       its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
     - **Mirror**: predictions are averaged with those for the mirrored image, until that surely (by two standard errors)
@@ -109,7 +101,7 @@ class ZOMergePlus(Adapter):
         self.statistics = known_statistics(experts, runtime) if similarity else None
         self.source = check_source(runtime, source) if source is not None and align and not self.batch_norm else None
         self.temperature, self.caution, self.probe, self.mirror = temperature, caution, probe, mirror
-        self.guard = guard and self.batch_norm
+        self.guarding = guard and self.batch_norm
         self.most = np.log(min(HELD, len(runtime.classifier.bias)))
         self.shift_threshold = (0.2 if self.batch_norm else 0.1) if shift_threshold is None else shift_threshold
         self.reset()
@@ -132,14 +124,7 @@ class ZOMergePlus(Adapter):
         """How many of the images the next candidate has been shown so far."""
         self.tally = np.zeros(1 + len(self.runtime.classifier.bias))
         """Its sum of entropies, then of predictions."""
-        self.window = np.zeros(3 + len(self.runtime.classifier.bias))
-        """Over the last images: how many, the mixture's and the source model's sums of entropies where both are known,
-        and the sums of the mixture's predictions.
-        """
-        self.doubt = False
-        """Whether the last batches looked like a few classes only."""
-        self.guarded = 0
-        """How many batches did."""
+        self.guard = Guard.new(len(self.runtime.classifier.bias))
         self.compared = self.changed = 0
         """Images seen in both views since all candidates have been tried; predictions that the second one changed."""
         self.shifts = 0
@@ -163,7 +148,7 @@ class ZOMergePlus(Adapter):
     @property
     def settled(self) -> bool:
         """Whether there is nothing left to try and nothing in doubt, and one view of an image is enough."""
-        return self.tried and not self.doubt and (not self.mirror or self.agreed)
+        return self.tried and not self.guard.doubt and (not self.mirror or self.agreed)
 
     @property
     def agreed(self) -> bool:
@@ -179,7 +164,7 @@ class ZOMergePlus(Adapter):
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
         before = self.runtime.forwarded
         source: Output | None = None
-        if adapt and (self.doubt or self.asked < (HELD if self.guard else 1)):
+        if adapt and (self.guard.doubt or self.asked < (HELD if self.guarding else 1)):
             source = self._forward(images, self.alone, stored=True)
             self._follow(source, len(images))
             self.asked += len(images)
@@ -190,19 +175,16 @@ class ZOMergePlus(Adapter):
         p, q = self._probabilities(output), None if source is None else numbers(self._probabilities(source))
         if adapt and source is None:
             self._follow(output, len(images))
-        broken = not np.isfinite(p).all()
-        odd, window = False, self.window
-        if self.guard and not broken:
-            window = self._with(p, q)
-            if q is None and self._is_uneven(window):
+        broken, odd = not np.isfinite(p).all(), False
+        if self.guarding and not broken:
+            looks = looks_of(to_numpy(images))
+            if q is None and self.guard.suspects(looks, p):
                 q = numbers(self._probabilities(self._forward(images, self.alone, stored=True)))
-                window = self._with(p, q)
-            odd = q is not None and self._is_odd(window, self._stored_share(len(p)))
-        if adapt:
-            self.window = window
-            self.doubt, self.guarded = odd, self.guarded + odd
-            if not odd and not self.tried:
-                self._hold(to_numpy(images))
+            odd = q is not None and self.guard.finds_odd(looks, p, q, self._stored_share(len(p)))
+            if adapt:
+                self.guard = self.guard.after(looks, p, q, odd)
+        if adapt and not odd and not self.tried:
+            self._hold(to_numpy(images))
         if odd or broken:
             weights, stored = self.alone, True
             p = self._probabilities(self._forward(images, weights, stored)) if q is None else q
@@ -258,9 +240,9 @@ class ZOMergePlus(Adapter):
         now = np.stack([mean, square - mean**2])
         if self.recent_images >= HELD:
             if self.running is not None and distance(self.running, now) > self.shift_threshold:
-                kept = self.window, self.doubt, self.guarded, self.shifts + 1
+                kept = self.guard.after_jump(), self.shifts + 1
                 self.reset()
-                self.window, self.doubt, self.guarded, self.shifts = kept
+                self.guard, self.shifts = kept
             self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
             self.recent_images = 0
         if not len(self.seen) and not self.shown:
@@ -295,43 +277,20 @@ class ZOMergePlus(Adapter):
         if self.tried:
             self.held = None
 
-    def _with(self, mixture: np.ndarray, source: np.ndarray | None) -> Vector:
-        """The window after these predictions; older ones fade."""
-        sums = [len(mixture), 0, 0] if source is None else [len(mixture), entropy(mixture).sum(), entropy(source).sum()]
-        keep = max(0, 1 - len(mixture) / WINDOW)
-        return np.asarray(keep * self.window + np.append(sums, mixture.sum(axis=0)))
-
-    def _is_uneven(self, window: Vector) -> bool:
-        """Whether predictions are more uneven than chance makes them; after odd batches less is enough."""
-        images = round(window[0])
-        mean, std = by_chance(images, len(window) - 3)
-        return unevenness(window[3:] / window[0], images) > mean + (0 if self.doubt else 3 * std)
-
-    def _is_odd(self, window: Vector, stored_share: float) -> bool:
-        """Whether batches of a few classes have led the statistics astray.
-
-        Then predictions are uneven and hardly more certain than the source model's, or much less certain. Where it is
-        the domain that makes them uneven, they are more certain; after odd batches they have to be much more so. The
-        more stored statistics count, the less they go astray, and the less certain they are anyway.
-        """
-        _, mixture, source = window[:3]
-        ratio = mixture / max(source, 1e-12) / (1 + stored_share)
-        few = ratio > (SURER if self.doubt else HARDLY_SURER) and self._is_uneven(window)
-        return bool(few or ratio > UNSURE)
-
     def state_dict(self) -> dict[str, Any]:
         known = {"running": self.running, "held": self.held}
         return {
             **{name: int(getattr(self, name)) for name in COUNTS},
             **{name: getattr(self, name).copy() for name in ARRAYS},
             **{name: np.array(value) for name, value in known.items() if value is not None},
+            **{f"guard.{name}": value for name, value in self.guard.state().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         counts = {name: entry(state, name) for name in COUNTS}
         arrays = {name: np.array(entry(state, name)) for name in ARRAYS}
         optional = {name: None if name not in state else np.array(state[name]) for name in ("running", "held")}
-        recent, tally, window, candidates, seen = arrays.values()
+        recent, tally, candidates, seen = arrays.values()
         running, held = optional.values()
         width = None if self.statistics is None else self.statistics.shape[2]
         widths = {x.shape[1] for x in (running, recent) if x is not None and x.ndim == 2 and x.size}
@@ -340,7 +299,7 @@ class ZOMergePlus(Adapter):
             and candidates.shape[1:] == (self.size,)
             and seen.shape[1:] == (2,)
             and len(seen) <= len(candidates)
-            and (tally.shape, window.shape) == (self.tally.shape, self.window.shape)
+            and tally.shape == self.tally.shape
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
             and len(widths | ({width} if width else set())) <= 1
             and (not counts["recent_images"] or recent.size)
@@ -352,14 +311,11 @@ class ZOMergePlus(Adapter):
         known = [x for x in (*arrays.values(), running, held) if x is not None]
         if not fits or not all(np.isfinite(x).all() for x in known):
             raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
+        self.guard = self.guard.restored(part(state, "guard."))
         for name, value in {**arrays, **optional}.items():
             setattr(self, name, value)
         for name, count in counts.items():
             setattr(self, name, type(getattr(self, name))(count))
-
-
-def entropy(p: np.ndarray) -> np.ndarray:
-    return np.asarray(-(p * np.log(np.maximum(p, 1e-12))).sum(axis=-1))
 
 
 def soften(exponents: Vector) -> Vector:
@@ -370,25 +326,6 @@ def soften(exponents: Vector) -> Vector:
 
 def numbers(p: np.ndarray) -> np.ndarray | None:
     return p if np.isfinite(p).all() else None
-
-
-def unevenness(p: Vector, images: int) -> float:
-    """The likelihood ratio of a mean prediction against equal classes."""
-    return float(2 * images * (np.log(len(p)) - entropy(p)))
-
-
-def is_few(p: Vector, images: int) -> bool:
-    """Whether a mean prediction is one of a few classes only."""
-    by_chance_entropy = np.log(len(p)) - by_chance(images, len(p))[0] / (2 * images)
-    return bool(entropy(p) < FEW * by_chance_entropy)
-
-
-@lru_cache(maxsize=2 * WINDOW)
-def by_chance(images: int, classes: int) -> tuple[float, float]:
-    """Mean and standard deviation of the unevenness of so many images of equally frequent classes."""
-    draws = np.random.default_rng(0).multinomial(images, np.full(classes, 1 / classes), size=500) / images
-    values = 2 * images * (np.log(classes) - entropy(draws))
-    return float(values.mean()), float(values.std())
 
 
 def known_statistics(experts: Sequence[Expert], runtime: Runtime) -> np.ndarray | None:

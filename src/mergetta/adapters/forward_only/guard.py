@@ -1,0 +1,183 @@
+"""Tells batches that show a few classes only: their statistics are no measure for a BatchNorm layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mergetta.adapters.base import entry
+from mergetta.errors import MergettaError
+from mergetta.groups import Vector
+
+SURER, HARDLY_SURER, UNSURE = 0.6, 0.8, 1.4
+"""How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches after odd ones, in
+other uneven ones, and in any.
+"""
+FEW = 0.8
+"""Entropy of a mean prediction, to that of equally frequent classes, below which images look like a few classes."""
+WINDOW = 200
+"""Images that predictions are judged by: the last batches, or one large one."""
+PAST = 2000
+"""Images that a batch is compared with: those before it."""
+FIELDS = 4
+"""Images are compared by the means of so many times so many fields of each channel."""
+UNLIKE = 3.0
+"""How many times more than by chance images have to differ from those before to be unlike them."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What the last batches looked like. A value: predicting without adapting changes nothing.
+
+    A batch is odd if batch statistics of a few classes have led predictions astray. Signs of that:
+    - **uneven and unsure**: predictions are more uneven than chance makes them, and hardly more certain than the source
+      model's. (Where it is the domain that makes them uneven, they are more certain.) After odd batches less is enough.
+    - **very unsure**: they are much less certain than the source model's.
+    - **turning**: images are unlike those before, and so are the classes that the source model sees in them, which are
+      a few. (Where it is the domain that makes the source model see a few classes, they stay the same.)
+    """
+
+    window: Vector
+    """Over the last images: how many, sums of the entropies of predictions and of the source model's where both are
+    known, and the sums of predictions.
+    """
+    looks: np.ndarray
+    """Of the images so far, older ones fading: how many, sums of their fields' means, and of the squares."""
+    told: Vector
+    """Of those that the source model has been asked of: how many, and the sums of its predictions."""
+    doubt: bool = False
+    """Whether the last batch was odd."""
+    count: int = 0
+    """How many were."""
+
+    @classmethod
+    def new(cls, classes: int) -> Guard:
+        return cls(np.zeros(3 + classes), np.zeros((3, 0)), np.zeros(1 + classes))
+
+    def suspects(self, looks: np.ndarray, p: np.ndarray) -> bool:
+        """Whether a batch is worth a question to the source model, by its `looks_of` and predictions."""
+        return self.is_unlike(looks) or self.is_uneven(self._with(p))
+
+    def finds_odd(self, looks: np.ndarray, p: np.ndarray, source: np.ndarray, stored_share: float) -> bool:
+        """Whether the batch is odd. The more stored statistics count, the less predictions go astray, and the less
+        certain they are anyway.
+        """
+        window = self._with(p, source)
+        ratio = window[1] / max(window[2], 1e-12) / (1 + stored_share)
+        unsure = ratio > (SURER if self.doubt else HARDLY_SURER) and self.is_uneven(window)
+        turning = self.is_unlike(looks) and self.sees_others(source)
+        return bool(unsure or ratio > UNSURE or turning)
+
+    def after(self, looks: np.ndarray, p: np.ndarray, source: np.ndarray | None, odd: bool) -> Guard:
+        """The guard after a batch, of which the source model has been asked or not."""
+        keep = max(0, 1 - len(p) / PAST)
+        if self.looks.shape == looks.shape:
+            looks = keep * self.looks + looks
+        told = self.told if source is None else keep * self.told + np.append(len(source), source.sum(axis=0))
+        return Guard(self._with(p, source), looks, told, odd, self.count + odd)
+
+    def after_jump(self) -> Guard:
+        """Nothing before a jump of the domain is compared with what comes after."""
+        return replace(self, looks=np.zeros((3, 0)), told=np.zeros_like(self.told))
+
+    def _with(self, p: np.ndarray, source: np.ndarray | None = None) -> Vector:
+        """The window after these predictions; older ones fade."""
+        sums = [len(p), 0, 0] if source is None else [len(p), entropy(p).sum(), entropy(source).sum()]
+        keep = max(0, 1 - len(p) / WINDOW)
+        return np.asarray(keep * self.window + np.append(sums, p.sum(axis=0)))
+
+    def is_uneven(self, window: Vector) -> bool:
+        """Whether predictions are more uneven than chance makes them; after odd batches less is enough."""
+        images = round(window[0])
+        mean, std = by_chance(images, len(window) - 3)
+        return unevenness(window[3:] / window[0], images) > mean + (0 if self.doubt else 3 * std)
+
+    def is_unlike(self, looks: np.ndarray) -> bool:
+        """Whether images differ from those before more than images differ: if so, they do not come at random."""
+        if self.looks.shape != looks.shape:
+            return False
+        (n, mean, variance), (m, others, other_variance) = moments(looks), moments(self.looks)
+        variance = (n * variance + m * other_variance) / (n + m) + 1e-6
+        return bool(np.mean((mean - others) ** 2 / (variance * (1 / n + 1 / m))) > UNLIKE)
+
+    def sees_others(self, source: np.ndarray) -> bool:
+        """Whether the source model sees a few classes, and other ones than before."""
+        now, n, m = source.mean(axis=0), len(source), round(self.told[0])
+        if not m or not is_few(now, n):
+            return False
+        mean, std = by_chance(min(n, m), len(now))
+        return difference(now, n, self.told[1:] / self.told[0], m) > mean + 3 * std
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "window": self.window.copy(),
+            "looks": self.looks.copy(),
+            "told": self.told.copy(),
+            "doubt": int(self.doubt),
+            "count": self.count,
+        }
+
+    def restored(self, state: Mapping[str, Any]) -> Guard:
+        """The guard of a state, or one sentence."""
+        window, looks, told, doubt, count = (np.array(entry(state, field.name)) for field in fields(self))
+        fits = (
+            (window.shape, told.shape) == (self.window.shape, self.told.shape)
+            and (looks.ndim, len(looks)) == (2, 3)
+            and all(np.isfinite(values).all() for values in (window, looks, told))
+            and (looks[0] > 0).all()
+            and all(value.ndim == 0 and value.dtype.kind in "biu" and value >= 0 for value in (doubt, count))
+        )
+        if not fits:
+            raise MergettaError("This state does not fit the adapter: its guard.")
+        return Guard(window, looks, told, bool(doubt), int(count))
+
+
+def entropy(p: np.ndarray) -> np.ndarray:
+    return np.asarray(-(p * np.log(np.maximum(p, 1e-12))).sum(axis=-1))
+
+
+def unevenness(p: Vector, images: int) -> float:
+    """The likelihood ratio of a mean prediction against equal classes."""
+    return float(2 * images * (np.log(len(p)) - entropy(p)))
+
+
+def difference(p: Vector, images: int, q: Vector, others: int) -> float:
+    """The likelihood ratio of two mean predictions against one for both; by chance no more than the unevenness of the
+    fewer images.
+    """
+    both = (images * p + others * q) / (images + others)
+    return unevenness(p, images) + unevenness(q, others) - unevenness(both, images + others)
+
+
+@lru_cache(maxsize=2 * WINDOW)
+def by_chance(images: int, classes: int) -> tuple[float, float]:
+    """Mean and standard deviation of the unevenness of so many images of equally frequent classes."""
+    draws = np.random.default_rng(0).multinomial(images, np.full(classes, 1 / classes), size=500) / images
+    values = 2 * images * (np.log(classes) - entropy(draws))
+    return float(values.mean()), float(values.std())
+
+
+def is_few(p: Vector, images: int) -> bool:
+    """Whether a mean prediction is one of a few classes only."""
+    by_chance_entropy = np.log(len(p)) - by_chance(images, len(p))[0] / (2 * images)
+    return bool(entropy(p) < FEW * by_chance_entropy)
+
+
+def looks_of(images: np.ndarray) -> np.ndarray:
+    """For each field of each channel: how many images, the sum of its means in them, and of the squares."""
+    n, channels, height, width = images.shape
+    rows, columns = min(FIELDS, height), min(FIELDS, width)
+    high, wide = height // rows, width // columns
+    parts = images[:, :, : rows * high, : columns * wide].reshape(n, channels, rows, high, columns, wide)
+    means = parts.mean(axis=5).mean(axis=3).reshape(n, -1).astype(np.float64)
+    return np.stack([np.full(means.shape[1], n), means.sum(axis=0), (means**2).sum(axis=0)])
+
+
+def moments(looks: np.ndarray) -> tuple[float, Vector, Vector]:
+    """How many images, mean and variance of each field."""
+    mean, square = looks[1:] / looks[0]
+    return float(looks[0, 0]), mean, square - mean**2
