@@ -2,6 +2,7 @@
 
 python scripts/beyond_results.py safety fashion-bn            # small batches, sorted classes, clean images: 10 minutes
 python scripts/beyond_results.py safety cifar10-c resnet-20 CHECKPOINT DATA --samples 5000 --seeds 1
+                                                              # … --methods source,zo-merge-plus: only these
 python scripts/beyond_results.py length RESULTS.json          # error over the first 250, 500, … images of each method
 python scripts/beyond_results.py long cifar10-c resnet-20 CHECKPOINT DATA     # the same up to 10,000 images
 python scripts/beyond_results.py averages RESULTS.json …      # methods in rows, suites in columns, forward passes
@@ -91,7 +92,8 @@ def safety(*place: str) -> None:
     found = source_of(suite).clean(STATISTICS + 2000)
     assert found is not None
     clean = Domain("clean", found.images[np.arange(2000)], found.labels[:2000])  # the last ones have been measured on
-    methods = [name for name in METHODS if name in suite.methods]
+    chosen = place[place.index("--methods") + 1].split(",") if "--methods" in place else METHODS
+    methods = [name for name in chosen if name in suite.methods]
     print(f"| {whole.name} {whole.family} | {' | '.join(methods)} |\n|---|{'---:|' * len(methods)}", flush=True)
 
     def row(title: str, domains: tuple[str, ...], stream: Callable[[str, int], Iterator[Batch]]) -> None:

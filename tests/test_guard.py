@@ -176,10 +176,18 @@ def test_the_source_model_sees_other_classes_than_before(before: list[int], now:
     assert guard.sees_others(with_entropy(0.3, np.array(now)[hundred % len(now)])) == others
 
 
-@pytest.mark.parametrize(("shift", "now", "odd"), [(0.5, 1, True), (0.0, 1, False), (0.5, 0, False)])
-def test_even_and_sure_predictions_are_odd_if_images_and_classes_turn(shift: float, now: int, odd: bool) -> None:
+@pytest.mark.parametrize(
+    ("shift", "now", "mixture", "odd"),
+    [
+        (0.5, 1, 0.27, True),
+        (0.0, 1, 0.27, False),  # images are like those before
+        (0.5, 0, 0.27, False),  # the source model sees the same classes
+        (0.5, 1, 0.2, False),  # surer than the source model: the domain changes, classes are mixed
+    ],
+)
+def test_even_predictions_are_odd_if_images_and_classes_turn(shift: float, now: int, mixture: float, odd: bool) -> None:
     """Which batch statistics of one class may make them."""
-    even = with_entropy(0.2, np.arange(100) % CLASSES)
+    even = with_entropy(mixture, np.arange(100) % CLASSES)
     source = [with_entropy(0.3, np.full(100, label)) for label in (0, now)]
     guard = Guard.new(CLASSES).after(plain([0, 1] * 50), even, source[0], odd=False)
     looks = plain([shift, 1 + shift] * 50)

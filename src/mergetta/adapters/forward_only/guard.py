@@ -14,8 +14,8 @@ from mergetta.errors import MergettaError
 from mergetta.groups import Vector
 
 SURER, HARDLY_SURER, UNSURE = 0.6, 0.8, 1.4
-"""How much entropy, to the source model's, says that batch statistics are wrong: in uneven batches after odd ones, in
-other uneven ones, and in any.
+"""How much entropy, to the source model's, says that batch statistics are wrong: with another sign of it after odd
+batches, with another sign, and alone.
 """
 FEW = 0.8
 """Entropy of a mean prediction, to that of equally frequent classes, below which images look like a few classes."""
@@ -33,12 +33,14 @@ UNLIKE = 3.0
 class Guard:
     """What the last batches looked like. A value: predicting without adapting changes nothing.
 
-    A batch is odd if batch statistics of a few classes have led predictions astray. Signs of that:
-    - **uneven and unsure**: predictions are more uneven than chance makes them, and hardly more certain than the source
-      model's. (Where it is the domain that makes them uneven, they are more certain.) After odd batches less is enough.
-    - **very unsure**: they are much less certain than the source model's.
-    - **turning**: images are unlike those before, and so are the classes that the source model sees in them, which are
-      a few. (Where it is the domain that makes the source model see a few classes, they stay the same.)
+    A batch is odd if batch statistics of a few classes have led predictions astray. They are then hardly more certain
+    than the source model's, and
+    - **uneven**: more than chance makes them (where it is the domain that makes them uneven, they are more certain),
+    - **or turning**: images are unlike those before, and so are the classes that the source model sees in them, which
+      are a few (where it is the domain that makes it see a few classes, they stay the same; where the domain changes,
+      predictions are more certain),
+    - **or much less certain** than the source model's.
+    After odd batches, less is enough.
     """
 
     window: Vector
@@ -68,9 +70,10 @@ class Guard:
         """
         window = self._with(p, source)
         ratio = window[1] / max(window[2], 1e-12) / (1 + stored_share)
-        unsure = ratio > (SURER if self.doubt else HARDLY_SURER) and self.is_uneven(window)
+        if ratio <= (SURER if self.doubt else HARDLY_SURER):
+            return False
         turning = self.is_unlike(looks) and self.sees_others(source)
-        return bool(unsure or ratio > UNSURE or turning)
+        return bool(turning or self.is_uneven(window) or ratio > UNSURE)
 
     def after(self, looks: np.ndarray, p: np.ndarray, source: np.ndarray | None, odd: bool) -> Guard:
         """The guard after a batch, of which the source model has been asked or not."""
