@@ -2,7 +2,7 @@
 
 python scripts/beyond_results.py safety fashion-bn            # small batches, sorted classes, clean images: 10 minutes
 python scripts/beyond_results.py safety cifar10-c resnet-20 CHECKPOINT DATA --samples 5000 --seeds 1
-                                                              # … --methods source,zo-merge-plus: only these
+                                                              # … --methods source,zo-merge-plus --rows 8,sorted
 python scripts/beyond_results.py length RESULTS.json          # error over the first 250, 500, … images of each method
 python scripts/beyond_results.py long cifar10-c resnet-20 CHECKPOINT DATA     # the same up to 10,000 images
 python scripts/beyond_results.py averages RESULTS.json …      # methods in rows, suites in columns, forward passes
@@ -47,6 +47,7 @@ from mergetta.bench.tables import Record, error_table, number
 from mergetta.data.streams import Batch, Domain, as_input
 
 METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plus-no-caution", "zo-merge-plus")
+ROWS = ("1", "8", "16", "sorted", "clean")
 LENGTHS = (250, 500, 1000, 2000, 4000, 5000, 10_000)
 
 
@@ -60,6 +61,10 @@ def suite_of(name: str, *place: str) -> Suite:
 
 def option(name: str, options: Sequence[str], default: int) -> int:
     return int(options[options.index(name) + 1]) if name in options else default
+
+
+def choice(name: str, options: Sequence[str], default: Sequence[str]) -> Sequence[str]:
+    return options[options.index(name) + 1].split(",") if name in options else default
 
 
 def in_classes(domain: Domain, suite: Suite, seed: int) -> Iterator[Batch]:
@@ -88,12 +93,12 @@ def safety(*place: str) -> None:
     """Online error of a method on streams that are not what the suite has, in ONNX Runtime."""
     whole, store = suite_of(*place).on("onnx"), Store(default_cache())
     suite, seeds = whole.restricted(methods=["all"]), range(option("--seeds", place, 3))
-    small, large = suite.restricted(["all"], samples=500), suite.restricted(["all"], samples=2000)
+    small, large = (suite.restricted(["all"], samples=min(count, suite.samples)) for count in (500, 2000))
     found = source_of(suite).clean(STATISTICS + 2000)
     assert found is not None
     clean = Domain("clean", found.images[np.arange(2000)], found.labels[:2000])  # the last ones have been measured on
-    chosen = place[place.index("--methods") + 1].split(",") if "--methods" in place else METHODS
-    methods = [name for name in chosen if name in suite.methods]
+    methods = [name for name in choice("--methods", place, METHODS) if name in suite.methods]
+    rows = choice("--rows", place, ROWS)
     print(f"| {whole.name} {whole.family} | {' | '.join(methods)} |\n|---|{'---:|' * len(methods)}", flush=True)
 
     def row(title: str, domains: tuple[str, ...], stream: Callable[[str, int], Iterator[Batch]]) -> None:
@@ -108,11 +113,15 @@ def safety(*place: str) -> None:
         print(f"| {title} | {' | '.join(cells)} |", flush=True)
 
     for size in (1, 8, 16):
-        title = f"batches of {size}, {small.samples:,} images"
-        row(title, suite.domains, partial(in_batches, small, size))
-    title = f"one class after the other, {large.samples:,} images"
-    row(title, suite.domains, lambda d, s: in_classes(target_of(large, d), whole, s))
-    row("clean, 2,000 images, all but one expert", suite.domains[:1], lambda d, s: clean.stream(s, suite.batch_size))
+        if str(size) in rows:
+            title = f"batches of {size}, {small.samples:,} images"
+            row(title, suite.domains, partial(in_batches, small, size))
+    if "sorted" in rows:
+        title = f"one class after the other, {large.samples:,} images"
+        row(title, suite.domains, lambda d, s: in_classes(target_of(large, d), whole, s))
+    if "clean" in rows:
+        title = "clean, 2,000 images, all but one expert"
+        row(title, suite.domains[:1], lambda d, s: clean.stream(s, suite.batch_size))
 
 
 def length(file: str) -> None:

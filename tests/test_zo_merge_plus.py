@@ -362,9 +362,18 @@ class TestOnRealImages:
             source += np.count_nonzero(adapter.runtime(x, source_statistics=1.0).logits.argmax(axis=1) != y)
         return wrong / len(images), source / len(images)
 
-    @pytest.mark.parametrize(("order", "size"), [("sorted", 100), ("sorted", 32), ("stream", 8), ("stream", 1)])
-    def test_no_worse_than_source(self, order: str, size: int, subject: ZOMergePlus) -> None:
-        domain = load_domain("fashion", None, "jpeg_compression", 5, 0, 400)
+    @pytest.mark.parametrize(
+        ("name", "severity", "order", "size"),
+        [
+            ("jpeg_compression", 5, "sorted", 100),
+            ("jpeg_compression", 5, "sorted", 32),
+            ("snow", 4, "sorted", 32),  # predictions are even there: only images and the source model's classes turn
+            ("jpeg_compression", 5, "stream", 8),
+            ("jpeg_compression", 5, "stream", 1),
+        ],
+    )
+    def test_no_worse_than_source(self, name: str, severity: int, order: str, size: int, subject: ZOMergePlus) -> None:
+        domain = load_domain("fashion", None, name, severity, 0, 400)
         images, labels = next(iter(domain.stream(0, 400)))
         chosen = np.argsort(labels, kind="stable") if order == "sorted" else np.arange(400)
         mine, source = self.errors(subject, images[chosen], labels[chosen], size)
@@ -378,6 +387,19 @@ class TestOnRealImages:
         mine, source = self.errors(subject, images, labels, size)
         assert source > 0.8
         assert mine < 0.4
+        assert not subject.guard.count
+
+    def test_a_change_of_domain_is_no_change_of_classes(self, subject: ZOMergePlus) -> None:
+        """Images and what the source model sees in them change with it too, here without a jump after the stem."""
+        first, second = (
+            next(iter(load_domain("fashion", None, name, 4, start, 400).stream(0, 400)))
+            for name, start in (("jpeg_compression", 0), ("frost", 400))
+        )
+        images, labels = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+        mine, source = self.errors(subject, images, labels, 100)
+        assert subject.shifts == 0
+        assert source > 0.35
+        assert mine < 0.2
         assert not subject.guard.count
 
     def test_no_worse_than_source_without_batch_norm(self) -> None:
