@@ -99,6 +99,14 @@ def test_a_domain_that_makes_predictions_uneven_is_told_from_few_classes(
     assert guard.finds_odd(NOTHING, with_entropy(mixture, few), with_entropy(source, classes), 0) == odd
 
 
+def test_the_more_stored_statistics_count_the_less_certain_predictions_may_be() -> None:
+    guard, classes = Guard.new(CLASSES), np.arange(200) % CLASSES
+    few, source = np.where(np.arange(200) < 120, 0, classes), with_entropy(0.6, classes)
+    mixture = with_entropy(0.6, few)  # a ratio of 1, of 2/3 with half of the statistics stored
+    assert guard.finds_odd(NOTHING, mixture, source, 0)
+    assert not guard.finds_odd(NOTHING, mixture, source, 0.5)
+
+
 def test_odd_batches_are_left_behind_only_when_predictions_are_much_surer() -> None:
     guard, classes = Guard.new(CLASSES), np.arange(200) % CLASSES
     few, source = np.where(np.arange(200) < 120, 0, classes), with_entropy(0.6, classes)
@@ -221,9 +229,15 @@ def test_a_state_continues_exactly() -> None:
     "wrong",
     [
         {"window": np.zeros(3)},
+        {"window": np.full(3 + CLASSES, 1e300)},
+        {"window": np.arange(3.0 + CLASSES)},  # more predictions than images
+        {"window": np.zeros(3 + CLASSES, complex)},
         {"told": np.full(1 + CLASSES, np.nan)},
+        {"told": -np.ones(1 + CLASSES)},
         {"looks": np.zeros((2, 16))},
         {"looks": np.zeros((3, 16))},
+        {"looks": np.float64(3)},
+        {"looks": ["a"]},
         {"doubt": -1},
         {"count": 0.5},
     ],
@@ -231,4 +245,9 @@ def test_a_state_continues_exactly() -> None:
 def test_states_that_do_not_fit(wrong: dict[str, Any]) -> None:
     guard = Guard.new(CLASSES)
     with pytest.raises(MergettaError, match="does not fit"):
-        guard.restored({**guard.state(), **wrong})
+        guard.restored({**guard.state(), **{f"guard.{name}": value for name, value in wrong.items()}})
+
+
+def test_a_state_of_before_says_what_it_lacks() -> None:
+    with pytest.raises(MergettaError, match=r"it has no 'guard\.window'"):
+        Guard.new(CLASSES).restored({"window": np.zeros(3 + CLASSES)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,7 @@ def test_how_much_the_mirrored_view_must_change(changed: int, compared: int, eno
         {"changed": 5},
         {"shown": 64},
         {"shifts": -1},
-        {"recent_images": 3},
+        {"recent_images": 3, "recent": np.zeros((2, 0))},
         {"guard.count": np.array([1, 2])},
         {"asked": 0.5},
         {"recent": np.zeros((2, 9)), "running": np.zeros((2, 1))},
@@ -172,12 +173,16 @@ def test_how_much_the_mirrored_view_must_change(changed: int, compared: int, eno
         {"held": np.zeros((2, 4, 4))},
     ],
 )
-def test_states_that_are_refused_change_nothing(wrong: dict[str, Any]) -> None:
-    adapter = ZOMergePlus(Confidence(), [expert(2.0)])
+def test_states_that_are_refused_change_nothing(wrong: dict[str, Any], evenly: np.ndarray) -> None:
+    adapter, other = (ZOMergePlus(Confidence("batch"), [expert(2.0)]) for _ in range(2))
+    for _ in range(2):
+        other.predict(evenly)
     before = adapter.state_dict()
     with pytest.raises(MergettaError, match="does not fit"):
-        adapter.load_state_dict({**before, **wrong})
-    assert all(np.array_equal(adapter.state_dict()[name], value) for name, value in before.items())
+        adapter.load_state_dict({**other.state_dict(), **wrong})
+    after = adapter.state_dict()
+    assert after.keys() == before.keys()
+    assert all(np.array_equal(after[name], value) for name, value in before.items())
 
 
 def test_after_a_jump_the_source_model_is_asked_again(evenly: np.ndarray) -> None:
@@ -188,6 +193,8 @@ def test_after_a_jump_the_source_model_is_asked_again(evenly: np.ndarray) -> Non
         adapter.predict(images)
     assert runtime.shares[0] == 1.0  # the source model with its stored statistics
     assert adapter.shifts == 1
+    assert adapter.guard.looks[0, 0] <= 2 * len(evenly)  # what was before is not compared with
+    assert adapter.guard.told[0] == len(evenly)
 
 
 class Counted(Confidence):
@@ -245,6 +252,31 @@ def test_one_class_at_a_time_is_left_to_the_source_model(evenly: np.ndarray) -> 
     assert adapter.guard.doubt
     assert adapter.guard.count == 3
     assert not adapter.settled
+
+
+def in_doubt() -> ZOMergePlus:
+    adapter = ZOMergePlus(Confidence("batch"), [expert(2.0)], mirror=False)
+    adapter.guard = replace(adapter.guard, doubt=True)
+    return adapter
+
+
+def test_doubt_ends_with_the_guard(evenly: np.ndarray) -> None:
+    """A device that goes on with its state, but without the guard."""
+    adapter = ZOMergePlus(Confidence("batch"), [expert(2.0)], guard=False, mirror=False)
+    adapter.load_state_dict(in_doubt().state_dict())
+    for _ in range(12):
+        adapter.predict(evenly)
+    assert adapter.settled
+
+
+def test_doubt_ends_where_nothing_can_be_judged(evenly: np.ndarray) -> None:
+    """Or candidates that are numbers would never be tried."""
+    adapter = in_doubt()
+    merged = adapter._merged
+    adapter._merged = lambda w: merged(w) if adapter.seen.size or w[-1] == 1 else {"g": np.array([np.nan], np.float32)}  # type: ignore[method-assign]
+    with np.errstate(all="ignore"):
+        adapter.predict(evenly)
+    assert not adapter.guard.doubt
 
 
 @pytest.mark.parametrize("size", [128, 64, 16])
@@ -322,12 +354,14 @@ def test_images_of_another_size_start_the_held_ones_anew(evenly: np.ndarray) -> 
     assert adapter.held.shape == (40, 1, CLASSES + 2, CLASSES)
 
 
-def test_a_source_model_without_numbers_leaves_the_guard_as_it_is(evenly: np.ndarray) -> None:
+def test_a_source_model_without_numbers_tells_the_guard_nothing(evenly: np.ndarray) -> None:
     adapter = ZOMergePlus(Confidence("batch"), [expert(2.0)], mirror=False)
     adapter._merged = lambda weights: {"g": np.array([2.0 if weights[0] else np.nan], np.float32)}  # type: ignore[method-assign]
     with np.errstate(all="ignore"):
         adapter.predict(evenly)
-    assert np.isfinite(adapter.guard.window).all()
+    assert adapter.guard.window[0] == len(evenly)
+    assert not adapter.guard.told.any()
+    assert adapter.runtime.forwarded == 2 * len(evenly)  # it is asked once
 
 
 def moved(runtime: TorchRuntime) -> list[Expert]:

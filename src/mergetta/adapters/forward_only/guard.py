@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,34 +13,41 @@ from mergetta.adapters.base import entry
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
 
-SURER, HARDLY_SURER, UNSURE = 0.6, 0.8, 1.4
-"""How much entropy, to the source model's, says that batch statistics are wrong: with another sign of it after odd
-batches, with another sign, and alone.
-"""
+HARDLY_SURER = 0.8
+"""Entropy of predictions, to that of the source model's, below which a batch is never odd."""
+SURER = 0.6
+"""The same after an odd batch."""
+UNSURE = 1.4
+"""Where it is above that, a batch is odd without any other sign."""
 FEW = 0.8
 """Entropy of a mean prediction, to that of equally frequent classes, below which images look like a few classes."""
 WINDOW = 200
 """Images that predictions are judged by: the last batches, or one large one."""
 PAST = 2000
-"""Images that a batch is compared with: those before it."""
+"""Images that a batch is compared with: the last ones before it, or that the source model has been asked of."""
 FIELDS = 4
 """Images are compared by the means of so many times so many fields of each channel."""
 UNLIKE = 3.0
 """How many times more than by chance images have to differ from those before to be unlike them."""
 
+ARRAYS = ("window", "looks", "told")
+MOST = 1e9
+"""No sum over images is larger: older ones fade."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Guard:
     """What the last batches looked like. A value: predicting without adapting changes nothing.
 
     A batch is odd if batch statistics of a few classes have led predictions astray. They are then hardly more certain
-    than the source model's, and
-    - **uneven**: more than chance makes them (where it is the domain that makes them uneven, they are more certain),
-    - **or turning**: images are unlike those before, and so are the classes that the source model sees in them, which
-      are a few (where it is the domain that makes it see a few classes, they stay the same; where the domain changes,
-      predictions are more certain),
-    - **or much less certain** than the source model's.
-    After odd batches, less is enough.
+    than the source model's, and one of three things holds:
+    - **uneven**: there are more of some classes than by chance. (Where it is the domain that makes predictions uneven,
+      they are more certain.)
+    - **turning**: images are unlike those before, and so are the classes that the source model sees in them, which are
+      a few. (Where it is the domain that makes it see a few classes, they stay the same; where the domain changes,
+      predictions are more certain.)
+    - **unsure**: predictions are much less certain than the source model's.
+    After an odd batch it takes less certainty and less unevenness to be odd again.
     """
 
     window: Vector
@@ -52,7 +59,7 @@ class Guard:
     told: Vector
     """Of those that the source model has been asked of: how many, and the sums of its predictions."""
     doubt: bool = False
-    """Whether the last batch was odd."""
+    """Whether the last batch that could be judged was odd."""
     count: int = 0
     """How many were."""
 
@@ -115,28 +122,33 @@ class Guard:
         mean, std = by_chance(min(n, m), len(now))
         return difference(now, n, self.told[1:] / self.told[0], m) > mean + 3 * std
 
+    def without_doubt(self) -> Guard:
+        return replace(self, doubt=False)
+
     def state(self) -> dict[str, Any]:
-        return {
-            "window": self.window.copy(),
-            "looks": self.looks.copy(),
-            "told": self.told.copy(),
-            "doubt": int(self.doubt),
-            "count": self.count,
-        }
+        arrays = {f"guard.{name}": getattr(self, name).copy() for name in ARRAYS}
+        return {**arrays, "guard.doubt": int(self.doubt), "guard.count": self.count}
 
     def restored(self, state: Mapping[str, Any]) -> Guard:
         """The guard of a state, or one sentence."""
-        window, looks, told, doubt, count = (np.array(entry(state, field.name)) for field in fields(self))
+        window, looks, told = (np.asarray(entry(state, f"guard.{name}")) for name in ARRAYS)
+        doubt, count = (np.asarray(entry(state, f"guard.{name}")) for name in ("doubt", "count"))
         fits = (
             (window.shape, told.shape) == (self.window.shape, self.told.shape)
-            and (looks.ndim, len(looks)) == (2, 3)
-            and all(np.isfinite(values).all() for values in (window, looks, told))
+            and (looks.ndim, looks.shape[:1]) == (2, (3,))
+            and all(x.dtype.kind == "f" and (np.abs(x) < MOST).all() for x in (window, looks, told))
+            and all((x >= 0).all() for x in (window, told))
             and (looks[0] > 0).all()
-            and all(value.ndim == 0 and value.dtype.kind in "biu" and value >= 0 for value in (doubt, count))
+            and all(np.isclose(x[-self.classes :].sum(), x[0]) for x in (window, told))
+            and all(x.ndim == 0 and x.dtype.kind in "biu" and x >= 0 for x in (doubt, count))
         )
         if not fits:
             raise MergettaError("This state does not fit the adapter: its guard.")
-        return Guard(window, looks, told, bool(doubt), int(count))
+        return Guard(window.copy(), looks.copy(), told.copy(), bool(doubt), int(count))
+
+    @property
+    def classes(self) -> int:
+        return len(self.told) - 1
 
 
 def entropy(p: np.ndarray) -> np.ndarray:
@@ -176,7 +188,7 @@ def looks_of(images: np.ndarray) -> np.ndarray:
     rows, columns = min(FIELDS, height), min(FIELDS, width)
     high, wide = height // rows, width // columns
     parts = images[:, :, : rows * high, : columns * wide].reshape(n, channels, rows, high, columns, wide)
-    means = parts.mean(axis=5).mean(axis=3).reshape(n, -1).astype(np.float64)
+    means = parts.mean(axis=3).mean(axis=4).reshape(n, -1).astype(np.float64)
     return np.stack([np.full(means.shape[1], n), means.sum(axis=0), (means**2).sum(axis=0)])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from mergetta.adapters.base import Adapter, check_family, entry, part
+from mergetta.adapters.base import Adapter, check_family, entry
 from mergetta.adapters.forward_only.cola import by_similarity, distance
 from mergetta.adapters.forward_only.guard import Guard, entropy, is_few, looks_of
 from mergetta.adapters.forward_only.source_features import check_source
@@ -57,8 +57,9 @@ class ZOMergePlus(Adapter):
       and std that it had at the source. Not in batches of a few classes: they differ from the source by that.
 
     At most three forward passes per batch, and one when settled: all candidates tried, both views of one mind, no batch
-    in doubt. Where the views go on to differ it stays with two; `mirror=False` has one view only. When the statistics
-    after the stem jump (over at least 64 images), it starts anew with the next batch.
+    in doubt. (The guard asks the source model, one pass, of batches that look suspicious.) Where the views go on to
+    differ it stays with two; `mirror=False` has one view only. When the statistics after the stem jump (over at least
+    64 images), it starts anew with the next batch.
 
     >>> adapter = ZOMergePlus(runtime, experts)   # doctest: +SKIP
     """
@@ -178,11 +179,13 @@ class ZOMergePlus(Adapter):
         broken, odd = not np.isfinite(p).all(), False
         if self.guarding and not broken:
             looks = looks_of(to_numpy(images))
-            if q is None and self.guard.suspects(looks, p):
+            if source is None and self.guard.suspects(looks, p):
                 q = numbers(self._probabilities(self._forward(images, self.alone, stored=True)))
             odd = q is not None and self.guard.finds_odd(looks, p, q, self._stored_share(len(p)))
             if adapt:
                 self.guard = self.guard.after(looks, p, q, odd)
+        elif adapt:
+            self.guard = self.guard.without_doubt()  # or no candidate would be tried
         if adapt and not odd and not self.tried:
             self._hold(to_numpy(images))
         if odd or broken:
@@ -283,7 +286,7 @@ class ZOMergePlus(Adapter):
             **{name: int(getattr(self, name)) for name in COUNTS},
             **{name: getattr(self, name).copy() for name in ARRAYS},
             **{name: np.array(value) for name, value in known.items() if value is not None},
-            **{f"guard.{name}": value for name, value in self.guard.state().items()},
+            **self.guard.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -311,7 +314,7 @@ class ZOMergePlus(Adapter):
         known = [x for x in (*arrays.values(), running, held) if x is not None]
         if not fits or not all(np.isfinite(x).all() for x in known):
             raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
-        self.guard = self.guard.restored(part(state, "guard."))
+        self.guard = self.guard.restored(state)
         for name, value in {**arrays, **optional}.items():
             setattr(self, name, value)
         for name, count in counts.items():
