@@ -180,13 +180,13 @@ def items_of(count: int) -> list[Item]:
 
 
 class TestSteady:
-    def make(self, folder: Path) -> Agent:
+    def make(self, folder: Path, guard: bool = False) -> Agent:
         runtime, rng = NumpyRuntime(), np.random.default_rng(0)
         experts = [
             Expert({n: v + 0.3 * rng.normal(size=v.shape) for n, v in runtime.groups.items()}, runtime.family, f"{i}")
             for i in range(4)
         ]
-        steady = Steady(ZOMergePlus(runtime, experts, guard=False, mirror=False))
+        steady = Steady(ZOMergePlus(runtime, experts, guard=guard, mirror=False))
         return Agent(steady, CLASSES, folder / "out.jsonl", folder / "state.safetensors")
 
     def test_settles_counts_and_resumes(self, tmp_path: Path) -> None:
@@ -203,6 +203,17 @@ class TestSteady:
         *_, resumed = again.run(batched(iter(items[again.position :]), 64))
         assert resumed == summary
         assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
+
+    def test_the_guard_resumes_from_a_file(self, tmp_path: Path) -> None:
+        batches = list(batched(iter(items_of(320)), 64))
+        agent = self.make(tmp_path, guard=True)
+        for batch in batches[:3]:
+            agent.step(batch)
+        again = self.make(tmp_path, guard=True)
+        guards = [each.governor.adapter.guard.state() for each in (agent, again)]
+        assert guards[0]["guard.told"][0] > 0
+        assert all(np.array_equal(guards[1][name], value) for name, value in guards[0].items())
+        assert agent.step(batches[3]) == again.step(batches[3])
 
 
 class TestAgent:
