@@ -99,6 +99,8 @@ def safety(*place: str) -> None:
     clean = Domain("clean", found.images[np.arange(2000)], found.labels[:2000])  # the last ones have been measured on
     methods = [name for name in choice("--methods", place, METHODS) if name in suite.methods]
     rows = choice("--rows", place, ROWS)
+    if unknown := set(rows) - set(ROWS):
+        sys.exit(f"There are no rows {', '.join(sorted(unknown))}; choose from {', '.join(ROWS)}.")
     print(f"| {whole.name} {whole.family} | {' | '.join(methods)} |\n|---|{'---:|' * len(methods)}", flush=True)
 
     def row(title: str, domains: tuple[str, ...], stream: Callable[[str, int], Iterator[Batch]]) -> None:
