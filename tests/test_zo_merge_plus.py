@@ -170,6 +170,8 @@ def test_how_much_the_mirrored_view_must_change(changed: int, compared: int, eno
         {"seen": np.full((1, 2), np.nan)},
         {"candidates": np.ones((1, 9))},
         {"guard.window": np.zeros(3)},
+        {"priors": np.array([0])},
+        {"priors": np.array([64, 64, 192, 512])},
         {"held": np.zeros((2, 4, 4))},
     ],
 )
@@ -309,6 +311,88 @@ def test_a_few_classes_are_not_aligned(size: int, evenly: np.ndarray) -> None:
     adapter = ZOMergePlus(Confidence(), [expert(1.0)], source=source, mirror=False, probe=False)
     alone = 6 * np.repeat(evenly[:1], size, axis=0)
     np.testing.assert_allclose(np.exp(adapter.predict(alone)), softmax(alone[:, 0, 0]), rtol=1e-5)
+
+
+class Blended(Confidence):
+    """A model that is surest where stored statistics have a certain share."""
+
+    def __init__(self, best: float, kind: str = "batch") -> None:
+        super().__init__(kind)
+        self.best = best
+
+    def __call__(self, images: np.ndarray, source_statistics: float | None = None) -> Output:
+        assert source_statistics is not None
+        output = super().__call__(images, source_statistics)
+        logits = output.logits * (3 - 2 * abs(source_statistics - self.best))
+        return output._replace(logits=logits)
+
+
+def shares_of(adapter: ZOMergePlus, images: np.ndarray, batches: int) -> list[list[float | None]]:
+    """Of the stored statistics, in each pass of each batch."""
+    assert isinstance(adapter.runtime, Confidence)
+    found = []
+    for _ in range(batches):
+        adapter.runtime.shares.clear()
+        adapter.predict(images)
+        found.append(list(adapter.runtime.shares))
+    return found
+
+
+@pytest.mark.parametrize(("best", "prior"), [(0.1, 0), (0.5, 64), (0.7, 192), (1.0, 512)])
+def test_blend_by_hand(best: float, prior: int, evenly: np.ndarray) -> None:
+    """64 images are shown with stored statistics that count as 192 (3/4), 0, 512 (8/9) and 64 (1/2) images, then
+    everything else with what was best; 128 images are predicted with prior / (prior + 128).
+    """
+    adapter = ZOMergePlus(Blended(best), [expert(1.5), expert(1.2)], mirror=False, guard=False)
+    first, *tries = shares_of(adapter, evenly[:HELD], 9)
+    assert first == pytest.approx([1, 3 / 4])  # the source model; before anything is known
+    assert [shown for shown, _ in tries[:4]] == pytest.approx([3 / 4, 0, 8 / 9, 1 / 2])
+    chosen = prior / (prior + HELD)
+    assert tries[4:] == [[chosen, chosen]] * 4  # twice and four times the mean, and two experts
+    assert not adapter.settled
+    assert shares_of(adapter, evenly[:HELD], 2) == [[chosen, chosen], [chosen]]  # the source model; then all are tried
+    assert adapter.prior == prior
+    assert shares_of(adapter, evenly, 1) == [[prior / (prior + 128)]]
+
+
+def test_a_state_in_the_middle_of_blending_goes_on_exactly(evenly: np.ndarray) -> None:
+    adapter, again = (ZOMergePlus(Blended(0.5), [expert(1.5)], mirror=False) for _ in range(2))
+    shares_of(adapter, evenly, 3)
+    again.load_state_dict(adapter.state_dict())
+    assert shares_of(adapter, evenly, 6) == shares_of(again, evenly, 6)
+    assert adapter.prior == again.prior == 64
+
+
+@pytest.mark.parametrize("options", [{"blend": False}, {"probe": False}])
+def test_what_is_not_asked_for_is_not_blended(options: dict[str, Any], evenly: np.ndarray) -> None:
+    shares = shares_of(ZOMergePlus(Blended(1.0), [expert(1.5)], mirror=False, guard=False, **options), evenly, 9)
+    assert {share for batch in shares[1:] for share in batch} == {0.0}
+
+
+def test_nothing_is_blended_without_batch_norm(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Blended(0.0, "layer"), [expert(1.5)], mirror=False)
+    shares = shares_of(adapter, evenly, 6)
+    assert {share for batch in shares[1:] for share in batch} == {0.0}
+    assert len(adapter.seen) == len(adapter.candidates)
+
+
+def test_stored_statistics_are_tried_last_where_the_source_model_sees_a_few_classes(evenly: np.ndarray) -> None:
+    """Of 64 images, 60 are of the first class to it."""
+    images = evenly[:HELD] * 4
+    images[:60] = images[0]
+    adapter = ZOMergePlus(Blended(0.0), [expert(1.5)], mirror=False, guard=False)
+    shares = shares_of(adapter, images, 5)
+    assert [batch[0] for batch in shares] == pytest.approx([1, 0, 1 / 2, 3 / 4, 8 / 9])
+    assert shares[0][1] == 0
+
+
+def test_stored_statistics_count_as_16_images_or_more_in_small_batches(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Blended(0.6), [expert(1.5)], mirror=False)
+    shares = shares_of(adapter, evenly[:16], 40)
+    assert shares[0] == [1.0, 0.5]
+    assert adapter.prior == 0
+    assert shares[-1] == [0.5]
+    assert {share for batch in shares for share in batch} == {1.0, *(n / (n + 16) for n in (16, 64, 192, 512))}
 
 
 def test_caution_is_for_experts_that_gain_little(evenly: np.ndarray) -> None:

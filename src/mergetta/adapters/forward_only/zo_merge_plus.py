@@ -22,7 +22,11 @@ from mergetta.runtimes.base import Output, Runtime
 HELD = 64
 """Images of the stream that every candidate is shown; smaller batches tell less of themselves."""
 PRIOR = 16
-"""Images that stored statistics count for, where a batch is small."""
+"""Images that stored statistics count for, at least, where a batch is small."""
+PRIORS = (192, 0, 512, 64)
+"""How many they may count for in any batch, in the order of trying. From few to many where little speaks for them: the
+source model sees a few classes only, or batches are small, where a few images are many.
+"""
 FURTHER = (2, 4)
 """How many times the experts' mean is tried."""
 BROKEN = 1e9
@@ -30,7 +34,7 @@ BROKEN = 1e9
 MEMORY = 0.8
 """Share of the past in the stream's statistics after the stem."""
 COUNTS = ("asked", "shown", "recent_images", "shifts", "compared", "changed")
-ARRAYS = ("recent", "tally", "candidates", "seen")
+ARRAYS = ("recent", "tally", "candidates", "seen", "priors")
 COMPARED = 256
 """Images on which the mirrored view is judged, at least."""
 WORTH = 0.04
@@ -48,6 +52,9 @@ class ZOMergePlus(Adapter):
       and what they share points further.
     - **Caution**: what a candidate has to gain in score over the source model, times the square root of the weight that
       it gives to experts: they have been trained to be sure, rightly or not.
+    - **Blend**, for BatchNorm: how many images the stored statistics should count for, beside those of the batch, is a
+      question of how far the domain is from the source. The mixture by similarity is shown the images with 0, 64, 192
+      and 512; what scores best is kept.
     - **Guard**, for BatchNorm: batches that look like a few classes only (`guard.py`) are left to the source model with
       its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
@@ -76,6 +83,7 @@ class ZOMergePlus(Adapter):
         scale: bool = True,
         guard: bool = True,
         mirror: bool = True,
+        blend: bool = True,
         align: bool = True,
         shift_threshold: float | None = None,
     ) -> None:
@@ -103,6 +111,7 @@ class ZOMergePlus(Adapter):
         self.source = check_source(runtime, source) if source is not None and align and not self.batch_norm else None
         self.temperature, self.caution, self.probe, self.mirror = temperature, caution, probe, mirror
         self.guarding = guard and self.batch_norm
+        self.blend = blend and probe and self.batch_norm
         self.most = np.log(min(HELD, len(runtime.classifier.bias)))
         self.shift_threshold = (0.2 if self.batch_norm else 0.1) if shift_threshold is None else shift_threshold
         self.reset()
@@ -117,6 +126,8 @@ class ZOMergePlus(Adapter):
         """The images that candidates are shown, until all have seen them."""
         self.candidates = np.full((1, self.size), 1 / self.size)
         """Weights to try, in this order; the first images say which."""
+        self.priors = np.array(PRIORS if self.blend else [0])
+        """How many images the stored BatchNorm statistics may count for; the first until the others have been tried."""
         self.asked = 0
         """Of how many first images the source model has been asked."""
         self.seen = np.empty((0, 2))
@@ -136,7 +147,14 @@ class ZOMergePlus(Adapter):
         """Of each expert, and of the source model at the end."""
         if not len(self.seen):
             return np.asarray(self.candidates[0])
-        return np.asarray(soften(self._scores / self.temperature) @ self.candidates[: len(self.seen)])
+        first, others = np.split(self._scores, [len(self.priors)])
+        scores = np.append(first.max(), others)
+        return np.asarray(soften(scores / self.temperature) @ self.candidates[: len(scores)])
+
+    @property
+    def prior(self) -> int:
+        """How many images the stored statistics count for."""
+        return int(self.priors[np.argmax(self._scores[: len(self.priors)]) if len(self.seen) else 0])
 
     @property
     def _scores(self) -> Vector:
@@ -144,7 +162,9 @@ class ZOMergePlus(Adapter):
         # if not balanced, the classes come one by one, and variety means error
         sound = mean[each < BROKEN / HELD]
         varied = not len(sound) or np.median(sound) > 0.5 * self.most
-        return np.asarray(mean * varied - each - self.caution * np.sqrt(self.candidates[: len(mean), :-1].sum(axis=1)))
+        candidates = np.maximum(0, np.arange(len(mean)) - len(self.priors) + 1)  # the first one with each prior
+        trusted = self.candidates[candidates, :-1].sum(axis=1)
+        return np.asarray(mean * varied - each - self.caution * np.sqrt(trusted))
 
     @property
     def settled(self) -> bool:
@@ -159,27 +179,24 @@ class ZOMergePlus(Adapter):
     @property
     def tried(self) -> bool:
         """Whether every candidate has been shown the images."""
-        return not self.probe or len(self.seen) == len(self.candidates)
+        return not self.probe or len(self.seen) == len(self.priors) - 1 + len(self.candidates)
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
         before = self.runtime.forwarded
-        source: Output | None = None
-        if adapt and (self.guard.doubt or self.asked < (HELD if self.guarding else 1)):
-            source = self._forward(images, self.alone, stored=True)
-            self._follow(source, len(images))
-            self.asked += len(images)
-        elif adapt and not self.tried:
+        asking = adapt and (self.guard.doubt or self.asked < (HELD if self.guarding else 1))
+        q = self._ask(images) if asking else None
+        if adapt and not asking and not self.tried:
             self._probe(len(images))
         weights, stored = self.weights, False
         output = self._forward(images, weights)
-        p, q = self._probabilities(output), None if source is None else numbers(self._probabilities(source))
-        if adapt and source is None:
+        p = self._probabilities(output)
+        if adapt and not asking:
             self._follow(output, len(images))
         broken, odd = not np.isfinite(p).all(), False
         if self.guarding and not broken:
             looks = looks_of(to_numpy(images))
-            if source is None and self.guard.suspects(looks, p):
+            if not asking and self.guard.suspects(looks, p):
                 q = numbers(self._probabilities(self._forward(images, self.alone, stored=True)))
             odd = q is not None and self.guard.finds_odd(looks, p, q, self._stored_share(len(p)))
             if adapt:
@@ -205,9 +222,20 @@ class ZOMergePlus(Adapter):
         """The weights of the source model."""
         return np.append(np.zeros(self.size - 1), 1.0)
 
-    def _forward(self, images: Array, weights: Vector, stored: bool = False) -> Output:
+    def _ask(self, images: Array) -> np.ndarray | None:
+        """Predictions of the source model, if they are numbers. At the start they say what to try first."""
+        source = self._forward(images, self.alone, stored=True)
+        q = numbers(self._probabilities(source))
+        self._follow(source, len(images))
+        self.asked += len(images)
+        begun = len(self.seen) or self.shown
+        if not begun and (q is None or is_small(len(q)) or is_few(q.mean(axis=0), len(q))):
+            self.priors = np.sort(self.priors)
+        return q
+
+    def _forward(self, images: Array, weights: Vector, stored: bool = False, prior: int | None = None) -> Output:
         self.runtime.load(self._merged(weights))
-        return self.runtime(images, source_statistics=1.0 if stored else self._stored_share(len(images)))
+        return self.runtime(images, source_statistics=1.0 if stored else self._stored_share(len(images), prior))
 
     def _merged(self, weights: Vector) -> dict[str, Vector]:
         w = weights.astype(np.float32)
@@ -217,8 +245,12 @@ class ZOMergePlus(Adapter):
         with np.errstate(over="ignore", invalid="ignore"):
             return all(np.isfinite(vector).all() for vector in self._merged(weights).values())
 
-    def _stored_share(self, images: int) -> float:
-        return PRIOR / (PRIOR + images) if self.batch_norm and images < HELD / 2 else 0.0
+    def _stored_share(self, images: int, prior: int | None = None) -> float:
+        """Of the BatchNorm statistics: the fewer images, the more the stored ones count."""
+        prior = self.prior if prior is None else prior
+        if is_small(images):
+            prior = max(prior, PRIOR)
+        return prior / (prior + images) if self.batch_norm else 0.0
 
     def _probabilities(self, output: Output) -> np.ndarray:
         p = np.asarray(softmax(to_numpy(output.logits)), dtype=np.float64)
@@ -268,7 +300,10 @@ class ZOMergePlus(Adapter):
         left, portion = images, 1 << (min(images, HELD).bit_length() - 1)  # divides 64
         while not self.tried and (size := min(portion, HELD - self.shown)) <= left:
             part = self.held[self.shown : self.shown + size]
-            p = self._probabilities(self._forward(part, self.candidates[len(self.seen)]))
+            trial = len(self.seen)
+            prior = int(self.priors[trial]) if trial < len(self.priors) else None
+            weights = self.candidates[max(0, trial - len(self.priors) + 1)]
+            p = self._probabilities(self._forward(part, weights, prior=prior))
             if np.isfinite(p).all():
                 self.tally = self.tally + np.append(entropy(p).sum(), p.sum(axis=0))
             else:
@@ -293,7 +328,7 @@ class ZOMergePlus(Adapter):
         counts = {name: entry(state, name) for name in COUNTS}
         arrays = {name: np.array(entry(state, name)) for name in ARRAYS}
         optional = {name: None if name not in state else np.array(state[name]) for name in ("running", "held")}
-        recent, tally, candidates, seen = arrays.values()
+        recent, tally, candidates, seen, priors = arrays.values()
         running, held = optional.values()
         width = None if self.statistics is None else self.statistics.shape[2]
         widths = {x.shape[1] for x in (running, recent) if x is not None and x.ndim == 2 and x.size}
@@ -301,7 +336,8 @@ class ZOMergePlus(Adapter):
             all(np.ndim(x) == 0 and np.asarray(x).dtype.kind in "biu" and x >= 0 for x in counts.values())
             and candidates.shape[1:] == (self.size,)
             and seen.shape[1:] == (2,)
-            and len(seen) <= len(candidates)
+            and np.array_equal(np.sort(priors), np.sort(self.priors))
+            and len(seen) < len(candidates) + len(priors)
             and tally.shape == self.tally.shape
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
             and len(widths | ({width} if width else set())) <= 1
@@ -325,6 +361,11 @@ def soften(exponents: Vector) -> Vector:
     exponents = np.nan_to_num(exponents, nan=-np.inf)
     weights = np.exp(exponents - exponents.max()) if np.isfinite(exponents.max()) else np.ones(len(exponents))
     return np.asarray(weights / weights.sum())
+
+
+def is_small(images: int) -> bool:
+    """Whether a batch has too few images for statistics of its own."""
+    return images < HELD / 2
 
 
 def numbers(p: np.ndarray) -> np.ndarray | None:
