@@ -75,6 +75,8 @@ def test_older_predictions_fade_from_the_window() -> None:
     assert found[1] == pytest.approx(keep * entropy(first).sum())
     assert found[2] == pytest.approx(keep * entropy(second).sum())
     np.testing.assert_allclose(found[3:], keep * first.sum(axis=0) + second.sum(axis=0))
+    blended = Guard.new(CLASSES).after(NOTHING, first, second, odd=False, stored_share=0.25).window
+    np.testing.assert_allclose(blended[1:3], [entropy(first).sum() / 1.25, entropy(second).sum()])
     alone = guard.after(NOTHING, np.tile(first, (4, 1)), None, odd=False).window  # as many as the window has
     np.testing.assert_allclose(alone, window(np.tile(first, (4, 1))))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mergetta import Expert, MergettaError, OnnxRuntime, TorchRuntime, load_family
+from mergetta.adapters.forward_only.guard import Guard
 from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
 from mergetta.adapters.forward_only.zo_merge_plus import HELD, ZOMergePlus
 from mergetta.bench.protocol import clean_images, load_domain
@@ -171,6 +172,8 @@ def test_how_much_the_mirrored_view_must_change(changed: int, compared: int, eno
         {"candidates": np.ones((1, 9))},
         {"guard.window": np.zeros(3)},
         {"priors": np.array([0])},
+        {"priors": np.array(0)},
+        {"priors": np.array([0.0, 64.0, 192.0, 512.0])},
         {"priors": np.array([64, 64, 192, 512])},
         {"held": np.zeros((2, 4, 4))},
     ],
@@ -353,6 +356,66 @@ def test_blend_by_hand(best: float, prior: int, evenly: np.ndarray) -> None:
     assert shares_of(adapter, evenly[:HELD], 2) == [[chosen, chosen], [chosen]]  # the source model; then all are tried
     assert adapter.prior == prior
     assert shares_of(adapter, evenly, 1) == [[prior / (prior + 128)]]
+
+
+def test_weights_are_judged_with_the_blend_that_was_best(evenly: np.ndarray) -> None:
+    """With half of the statistics stored, logits are 3 times as large: the uniform mixture has 3 · 1.35, and so on."""
+    adapter = ZOMergePlus(Blended(0.5), [expert(1.5), expert(1.2)], temperature=0.1, mirror=False, guard=False)
+    shares_of(adapter, evenly[:HELD], 9)
+    assert len(adapter.seen) == 8  # not yet: the source model
+    values = np.array([score(3 * x) for x in (1.35, 1.7, 2.4, 1.5, 1.2)]) - 0.04 * np.sqrt([1, 2, 4, 1, 1])
+    parts = np.exp(values / 0.1) / np.exp(values / 0.1).sum()
+    both = parts @ [0.5, 1, 2, 0, 0]
+    np.testing.assert_allclose(adapter.weights, [both + parts[3], both + parts[4], 0], rtol=1e-5)
+
+
+def test_a_blend_that_was_chosen_is_kept(evenly: np.ndarray) -> None:
+    """Later candidates do not change how the trials of the blend are judged: here by variety, or they would say 512."""
+    adapter = ZOMergePlus(Blended(0.5), [expert(1.5)], mirror=False, guard=False)
+    adapter.seen = np.array([[1.0, 0.5], [1.3, 0.7], [0.9, 0.45], [1.1, 0.8]])
+    assert adapter.prior == 0
+    adapter.seen = np.vstack([adapter.seen, np.tile([0.1, 0.1], (9, 1))])
+    assert adapter.prior == 0
+
+
+def test_one_share_for_both_views_and_the_guard(evenly: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the batch in which the domain jumps and everything starts anew."""
+    adapter = ZOMergePlus(Blended(0.0), [expert(1.5)])
+    shares_of(adapter, evenly[:HELD], 12)
+    assert adapter.prior == 0
+    told: list[float] = []
+    monkeypatch.setattr(Guard, "finds_odd", lambda self, looks, p, q, share: bool(told.append(share)))
+    shares = shares_of(adapter, np.repeat(evenly[:1], HELD, axis=0) + 5, 1)[0]
+    assert adapter.shifts == 1
+    assert adapter.prior == 192
+    assert shares == [0.0, 1.0, 0.0]  # the batch, the source model because it is of one class, the mirrored batch
+    assert told == [0.0]
+
+
+def test_the_order_of_trying_is_that_of_the_domain(evenly: np.ndarray) -> None:
+    images = evenly[:HELD] * 4
+    images[:60] = images[0]
+    adapter = ZOMergePlus(Blended(0.0), [expert(1.5)], mirror=False, guard=False, shift_threshold=100)
+    for _ in range(2):
+        adapter.predict(evenly[:HELD])
+    assert list(adapter.priors) == [192, 0, 512, 64]
+    adapter.asked = 0  # so that the source model is asked once more
+    adapter.predict(images)
+    assert list(adapter.priors) == [192, 0, 512, 64]  # one has been tried in this order
+    adapter = ZOMergePlus(Blended(0.0), [expert(1.5)], mirror=False, guard=False)
+    adapter.predict(images)
+    assert list(adapter.priors) == [0, 64, 192, 512]
+    for _ in range(2):
+        adapter.predict(evenly[:HELD] + 5)  # a jump
+    assert list(adapter.priors) == [192, 0, 512, 64]
+
+
+def test_a_first_mixture_that_breaks_the_model_says_nothing_for_stored_statistics(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence("batch"), [expert(2.0), expert(3e38)], mirror=False, guard=False)
+    with np.errstate(all="ignore"):
+        shares_of(adapter, evenly * 10, 6)
+    assert len(adapter.seen) > 4
+    assert adapter.prior == 0
 
 
 def test_a_state_in_the_middle_of_blending_goes_on_exactly(evenly: np.ndarray) -> None:

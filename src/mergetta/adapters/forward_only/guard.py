@@ -51,8 +51,8 @@ class Guard:
     """
 
     window: Vector
-    """Over the last images: how many, sums of the entropies of predictions and of the source model's where both are
-    known, and the sums of predictions.
+    """Over the last images: how many, sums of the entropies of predictions (for what is due to stored statistics, the
+    lower) and of the source model's where both are known, and the sums of predictions.
     """
     looks: np.ndarray
     """Of the images so far, older ones fading: how many, sums of their fields' means, and of the squares."""
@@ -75,28 +75,31 @@ class Guard:
         """Whether the batch is odd. The more stored statistics count, the less predictions go astray, and the less
         certain they are anyway.
         """
-        window = self._with(p, source)
-        ratio = window[1] / max(window[2], 1e-12) / (1 + stored_share)
+        window = self._with(p, source, stored_share)
+        ratio = window[1] / max(window[2], 1e-12)
         if ratio <= (SURER if self.doubt else HARDLY_SURER):
             return False
         turning = self.is_unlike(looks) and self.sees_others(source)
         return bool(turning or self.is_uneven(window) or ratio > UNSURE)
 
-    def after(self, looks: np.ndarray, p: np.ndarray, source: np.ndarray | None, odd: bool) -> Guard:
+    def after(
+        self, looks: np.ndarray, p: np.ndarray, source: np.ndarray | None, odd: bool, stored_share: float = 0.0
+    ) -> Guard:
         """The guard after a batch, of which the source model has been asked or not."""
         keep = max(0, 1 - len(p) / PAST)
         if self.looks.shape == looks.shape:
             looks = keep * self.looks + looks
         told = self.told if source is None else keep * self.told + np.append(len(source), source.sum(axis=0))
-        return Guard(self._with(p, source), looks, told, odd, self.count + odd)
+        return Guard(self._with(p, source, stored_share), looks, told, odd, self.count + odd)
 
     def after_jump(self) -> Guard:
         """Nothing before a jump of the domain is compared with what comes after."""
         return replace(self, looks=np.zeros((3, 0)), told=np.zeros_like(self.told))
 
-    def _with(self, p: np.ndarray, source: np.ndarray | None = None) -> Vector:
+    def _with(self, p: np.ndarray, source: np.ndarray | None = None, stored_share: float = 0.0) -> Vector:
         """The window after these predictions; older ones fade."""
-        sums = [len(p), 0, 0] if source is None else [len(p), entropy(p).sum(), entropy(source).sum()]
+        both = (0, 0) if source is None else (entropy(p).sum() / (1 + stored_share), entropy(source).sum())
+        sums = [len(p), *both]
         keep = max(0, 1 - len(p) / WINDOW)
         return np.asarray(keep * self.window + np.append(sums, p.sum(axis=0)))
 

@@ -127,7 +127,7 @@ class ZOMergePlus(Adapter):
         self.candidates = np.full((1, self.size), 1 / self.size)
         """Weights to try, in this order; the first images say which."""
         self.priors = np.array(PRIORS if self.blend else [0])
-        """How many images the stored BatchNorm statistics may count for; the first until the others have been tried."""
+        """How many images the stored BatchNorm statistics may count for, in the order in which they are tried."""
         self.asked = 0
         """Of how many first images the source model has been asked."""
         self.seen = np.empty((0, 2))
@@ -147,24 +147,26 @@ class ZOMergePlus(Adapter):
         """Of each expert, and of the source model at the end."""
         if not len(self.seen):
             return np.asarray(self.candidates[0])
-        first, others = np.split(self._scores, [len(self.priors)])
-        scores = np.append(first.max(), others)
-        return np.asarray(soften(scores / self.temperature) @ self.candidates[: len(scores)])
+        chosen = self.seen[: len(self.priors)][self.priors[: len(self.seen)] == self.prior]
+        seen = np.vstack([chosen, self.seen[len(self.priors) :]])
+        candidates = self.candidates[: len(seen)]
+        scores = self._scores(seen) - self.caution * np.sqrt(candidates[:, :-1].sum(axis=1))
+        return np.asarray(soften(scores / self.temperature) @ candidates)
 
     @property
     def prior(self) -> int:
-        """How many images the stored statistics count for."""
-        return int(self.priors[np.argmax(self._scores[: len(self.priors)]) if len(self.seen) else 0])
+        """How many images the stored statistics count for: the best of what has been tried, in doubt the fewest."""
+        if not len(self.seen):
+            return int(self.priors[0])
+        scores = self._scores(self.seen[: len(self.priors)])
+        return int(self.priors[: len(scores)][scores == scores.max()].min())
 
-    @property
-    def _scores(self) -> Vector:
-        mean, each = self.seen.T
+    def _scores(self, seen: np.ndarray) -> Vector:
+        mean, each = seen.T
         # if not balanced, the classes come one by one, and variety means error
         sound = mean[each < BROKEN / HELD]
         varied = not len(sound) or np.median(sound) > 0.5 * self.most
-        candidates = np.maximum(0, np.arange(len(mean)) - len(self.priors) + 1)  # the first one with each prior
-        trusted = self.candidates[candidates, :-1].sum(axis=1)
-        return np.asarray(mean * varied - each - self.caution * np.sqrt(trusted))
+        return np.asarray(mean * varied - each)
 
     @property
     def settled(self) -> bool:
@@ -188,8 +190,8 @@ class ZOMergePlus(Adapter):
         q = self._ask(images) if asking else None
         if adapt and not asking and not self.tried:
             self._probe(len(images))
-        weights, stored = self.weights, False
-        output = self._forward(images, weights)
+        weights, share = self.weights, self._stored_share(len(images), self.prior)
+        output = self._forward(images, weights, share)
         p = self._probabilities(output)
         if adapt and not asking:
             self._follow(output, len(images))
@@ -197,21 +199,21 @@ class ZOMergePlus(Adapter):
         if self.guarding and not broken:
             looks = looks_of(to_numpy(images))
             if not asking and self.guard.suspects(looks, p):
-                q = numbers(self._probabilities(self._forward(images, self.alone, stored=True)))
-            odd = q is not None and self.guard.finds_odd(looks, p, q, self._stored_share(len(p)))
+                q = numbers(self._probabilities(self._forward(images, self.alone, 1.0)))
+            odd = q is not None and self.guard.finds_odd(looks, p, q, share)
             if adapt:
-                self.guard = self.guard.after(looks, p, q, odd)
+                self.guard = self.guard.after(looks, p, q, odd, share)
         elif adapt:
             self.guard = self.guard.without_doubt()  # or no candidate would be tried
         if adapt and not odd and not self.tried:
             self._hold(to_numpy(images))
         if odd or broken:
-            weights, stored = self.alone, True
-            p = self._probabilities(self._forward(images, weights, stored)) if q is None else q
+            weights, share = self.alone, 1.0
+            p = self._probabilities(self._forward(images, weights, share)) if q is None else q
         if self.mirror and not self.agreed and self.runtime.forwarded - before <= 2 * len(images):
             mirrored = array_namespace(images).flip(images, axis=3)
-            both = (p + self._probabilities(self._forward(mirrored, weights, stored))) / 2
-            if adapt and self.tried and not stored:
+            both = (p + self._probabilities(self._forward(mirrored, weights, share))) / 2
+            if adapt and self.tried and not odd and not broken:
                 self.compared += len(p)
                 self.changed += int(np.count_nonzero(p.argmax(axis=1) != both.argmax(axis=1)))
             p = both
@@ -224,7 +226,7 @@ class ZOMergePlus(Adapter):
 
     def _ask(self, images: Array) -> np.ndarray | None:
         """Predictions of the source model, if they are numbers. At the start they say what to try first."""
-        source = self._forward(images, self.alone, stored=True)
+        source = self._forward(images, self.alone, 1.0)
         q = numbers(self._probabilities(source))
         self._follow(source, len(images))
         self.asked += len(images)
@@ -233,9 +235,9 @@ class ZOMergePlus(Adapter):
             self.priors = np.sort(self.priors)
         return q
 
-    def _forward(self, images: Array, weights: Vector, stored: bool = False, prior: int | None = None) -> Output:
+    def _forward(self, images: Array, weights: Vector, stored_share: float) -> Output:
         self.runtime.load(self._merged(weights))
-        return self.runtime(images, source_statistics=1.0 if stored else self._stored_share(len(images), prior))
+        return self.runtime(images, source_statistics=stored_share)
 
     def _merged(self, weights: Vector) -> dict[str, Vector]:
         w = weights.astype(np.float32)
@@ -245,9 +247,8 @@ class ZOMergePlus(Adapter):
         with np.errstate(over="ignore", invalid="ignore"):
             return all(np.isfinite(vector).all() for vector in self._merged(weights).values())
 
-    def _stored_share(self, images: int, prior: int | None = None) -> float:
+    def _stored_share(self, images: int, prior: int) -> float:
         """Of the BatchNorm statistics: the fewer images, the more the stored ones count."""
-        prior = self.prior if prior is None else prior
         if is_small(images):
             prior = max(prior, PRIOR)
         return prior / (prior + images) if self.batch_norm else 0.0
@@ -301,9 +302,9 @@ class ZOMergePlus(Adapter):
         while not self.tried and (size := min(portion, HELD - self.shown)) <= left:
             part = self.held[self.shown : self.shown + size]
             trial = len(self.seen)
-            prior = int(self.priors[trial]) if trial < len(self.priors) else None
+            prior = int(self.priors[trial]) if trial < len(self.priors) else self.prior
             weights = self.candidates[max(0, trial - len(self.priors) + 1)]
-            p = self._probabilities(self._forward(part, weights, prior=prior))
+            p = self._probabilities(self._forward(part, weights, self._stored_share(size, prior)))
             if np.isfinite(p).all():
                 self.tally = self.tally + np.append(entropy(p).sum(), p.sum(axis=0))
             else:
@@ -336,7 +337,9 @@ class ZOMergePlus(Adapter):
             all(np.ndim(x) == 0 and np.asarray(x).dtype.kind in "biu" and x >= 0 for x in counts.values())
             and candidates.shape[1:] == (self.size,)
             and seen.shape[1:] == (2,)
-            and np.array_equal(np.sort(priors), np.sort(self.priors))
+            and priors.dtype.kind in "iu"
+            and np.array_equal(np.sort(priors, axis=None), np.sort(self.priors))
+            and priors.shape == self.priors.shape
             and len(seen) < len(candidates) + len(priors)
             and tally.shape == self.tally.shape
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
@@ -349,7 +352,9 @@ class ZOMergePlus(Adapter):
         )
         known = [x for x in (*arrays.values(), running, held) if x is not None]
         if not fits or not all(np.isfinite(x).all() for x in known):
-            raise MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts.")
+            raise MergettaError(
+                f"This state does not fit zo-merge-plus with {self.size - 1} experts and these options."
+            )
         self.guard = self.guard.restored(state)
         for name, value in {**arrays, **optional}.items():
             setattr(self, name, value)
