@@ -344,26 +344,27 @@ def shares_of(adapter: ZOMergePlus, images: np.ndarray, batches: int) -> list[li
 @pytest.mark.parametrize(("best", "prior"), [(0.1, 0), (0.5, 64), (0.7, 192), (1.0, 512)])
 def test_blend_by_hand(best: float, prior: int, evenly: np.ndarray) -> None:
     """64 images are shown with stored statistics that count as 192 (3/4), 0, 512 (8/9) and 64 (1/2) images, then
-    everything else with what was best; 128 images are predicted with prior / (prior + 128).
+    experts without; 128 images are predicted with prior / (prior + 128).
     """
     adapter = ZOMergePlus(Blended(best), [expert(1.5), expert(1.2)], mirror=False, guard=False)
     first, *tries = shares_of(adapter, evenly[:HELD], 9)
     assert first == pytest.approx([1, 3 / 4])  # the source model; before anything is known
     assert [shown for shown, _ in tries[:4]] == pytest.approx([3 / 4, 0, 8 / 9, 1 / 2])
     chosen = prior / (prior + HELD)
-    assert tries[4:] == [[chosen, chosen]] * 4  # twice and four times the mean, and two experts
+    assert tries[4:] == [[0, chosen]] * 4  # twice and four times the mean, and two experts
     assert not adapter.settled
-    assert shares_of(adapter, evenly[:HELD], 2) == [[chosen, chosen], [chosen]]  # the source model; then all are tried
+    assert shares_of(adapter, evenly[:HELD], 2) == [[0, chosen], [chosen]]  # the source model; then all are tried
     assert adapter.prior == prior
     assert shares_of(adapter, evenly, 1) == [[prior / (prior + 128)]]
 
 
-def test_weights_are_judged_with_the_blend_that_was_best(evenly: np.ndarray) -> None:
-    """With half of the statistics stored, logits are 3 times as large: the uniform mixture has 3 · 1.35, and so on."""
+def test_experts_are_judged_by_what_they_were_made_with(evenly: np.ndarray) -> None:
+    """Without stored statistics, logits are twice as large here: the uniform mixture has 2 · 1.35, and so on."""
     adapter = ZOMergePlus(Blended(0.5), [expert(1.5), expert(1.2)], temperature=0.1, mirror=False, guard=False)
     shares_of(adapter, evenly[:HELD], 9)
     assert len(adapter.seen) == 8  # not yet: the source model
-    values = np.array([score(3 * x) for x in (1.35, 1.7, 2.4, 1.5, 1.2)]) - 0.04 * np.sqrt([1, 2, 4, 1, 1])
+    assert adapter.prior == 64
+    values = np.array([score(2 * x) for x in (1.35, 1.7, 2.4, 1.5, 1.2)]) - 0.04 * np.sqrt([1, 2, 4, 1, 1])
     parts = np.exp(values / 0.1) / np.exp(values / 0.1).sum()
     both = parts @ [0.5, 1, 2, 0, 0]
     np.testing.assert_allclose(adapter.weights, [both + parts[3], both + parts[4], 0], rtol=1e-5)

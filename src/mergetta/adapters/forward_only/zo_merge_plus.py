@@ -54,7 +54,7 @@ class ZOMergePlus(Adapter):
       it gives to experts: they have been trained to be sure, rightly or not.
     - **Blend**, for BatchNorm: how many images the stored statistics should count for, beside those of the batch, is a
       question of how far the domain is from the source. The mixture by similarity is shown the images with 0, 64, 192
-      and 512; what scores best is kept.
+      and 512; what scores best is kept. (Experts are compared with 0, which they have been made with.)
     - **Guard**, for BatchNorm: batches that look like a few classes only (`guard.py`) are left to the source model with
       its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
@@ -145,10 +145,10 @@ class ZOMergePlus(Adapter):
     @property
     def weights(self) -> Vector:
         """Of each expert, and of the source model at the end."""
-        if not len(self.seen):
+        blends = len(self.priors)
+        seen = np.vstack([self.seen[:blends][self.priors[: len(self.seen)] == 0], self.seen[blends:]])
+        if not len(seen):
             return np.asarray(self.candidates[0])
-        chosen = self.seen[: len(self.priors)][self.priors[: len(self.seen)] == self.prior]
-        seen = np.vstack([chosen, self.seen[len(self.priors) :]])
         candidates = self.candidates[: len(seen)]
         scores = self._scores(seen) - self.caution * np.sqrt(candidates[:, :-1].sum(axis=1))
         return np.asarray(soften(scores / self.temperature) @ candidates)
@@ -302,7 +302,7 @@ class ZOMergePlus(Adapter):
         while not self.tried and (size := min(portion, HELD - self.shown)) <= left:
             part = self.held[self.shown : self.shown + size]
             trial = len(self.seen)
-            prior = int(self.priors[trial]) if trial < len(self.priors) else self.prior
+            prior = int(self.priors[trial]) if trial < len(self.priors) else 0  # experts were made with the batch's
             weights = self.candidates[max(0, trial - len(self.priors) + 1)]
             p = self._probabilities(self._forward(part, weights, self._stored_share(size, prior)))
             if np.isfinite(p).all():
