@@ -15,7 +15,7 @@ from mergetta.errors import MergettaError
 from mergetta.groups import Group, GroupValues, Vector, check_groups
 from mergetta.models.discovery import find_classifier, find_groups
 from mergetta.models.family import Family
-from mergetta.models.watch import Watcher
+from mergetta.models.watch import Watcher, moments
 from mergetta.runtimes.base import Classifier, Output, check_images
 
 
@@ -116,7 +116,8 @@ class BatchNormSwitch:
     """Which statistics a BatchNorm layer uses: the batch's (α = 0), the stored ones (α = 1), or a blend.
 
     The layer itself stays in place, because subclasses (timm's, with an activation inside) do more than normalise.
-    For a blend its input is normalised beforehand and the layer is left to scale and shift only.
+    For a blend the layer is given the blended statistics; where gradients must flow through them, its input is
+    normalised beforehand and the layer is left to scale and shift only, which takes longer.
     """
 
     def __init__(self, layer: _BatchNorm) -> None:
@@ -144,13 +145,14 @@ class BatchNormSwitch:
         if self.share == 1 or (self.share == 0 and not alone):
             return None
         layer.training = False
-        layer.running_mean, layer.running_var = (
-            torch.zeros_like(self.mean),
-            torch.full_like(self.mean, 1 - layer.eps),
-        )
-        dims = [d for d in range(x.ndim) if d != 1]
-        shape = [1, -1] + [1] * (x.ndim - 2)
-        variance, mean = torch.var_mean(x, dim=dims, correction=0)
+        learns = torch.is_grad_enabled()
+        mean, variance = moments(x, 1) if learns else torch.batch_norm_update_stats(x, None, None, 0.0)
         mean = self.share * self.mean + (1 - self.share) * mean
         variance = self.share * self.variance + (1 - self.share) * variance
+        if not learns:
+            layer.running_mean, layer.running_var = mean, variance
+            return None
+        layer.running_mean = torch.zeros_like(self.mean)
+        layer.running_var = torch.full_like(self.mean, 1 - layer.eps)
+        shape = [1, -1] + [1] * (x.ndim - 2)
         return ((x - mean.view(shape)) / torch.sqrt(variance + layer.eps).view(shape),)
