@@ -190,10 +190,10 @@ class TestSteady:
         return Agent(steady, CLASSES, folder / "out.jsonl", folder / "state.safetensors")
 
     def test_settles_counts_and_resumes(self, tmp_path: Path) -> None:
-        items = items_of(832)
+        items = items_of(1664)
         (tmp_path / "whole").mkdir()
         *_, summary = self.make(tmp_path / "whole").run(batched(iter(items), 64))
-        assert (summary.images, summary.batches, summary.state, summary.steps) == (832, 13, SETTLED, 11)
+        assert (summary.images, summary.batches, summary.state, summary.steps) == (1664, 26, SETTLED, 24)
         assert 1 < summary.forwards <= 2
         agent = self.make(tmp_path)
         first = [agent.step(batch) for batch in list(batched(iter(items), 64))[:3]]

@@ -36,7 +36,7 @@ class Steady:
     @property
     def steps(self) -> int:
         """Candidates that have been tried."""
-        return len(self.adapter.seen)
+        return self.adapter.trials
 
     @property
     def shifts(self) -> int:

@@ -11,6 +11,7 @@ from array_api_compat import array_namespace
 from mergetta.adapters.base import Adapter, check_family, entry
 from mergetta.adapters.forward_only.cola import by_similarity, distance
 from mergetta.adapters.forward_only.guard import Guard, entropy, is_few, looks_of
+from mergetta.adapters.forward_only.race import BROKEN, Race
 from mergetta.adapters.forward_only.source_features import check_source
 from mergetta.arrays import Array, beside, to_numpy
 from mergetta.errors import MergettaError
@@ -29,12 +30,10 @@ source model sees a few classes only, or batches are small, where a few images a
 """
 FURTHER = (2, 4)
 """How many times the experts' mean is tried."""
-BROKEN = 1e9
-"""Entropy of a candidate whose predictions are no numbers."""
 MEMORY = 0.8
 """Share of the past in the stream's statistics after the stem."""
-COUNTS = ("asked", "shown", "recent_images", "shifts", "compared", "changed")
-ARRAYS = ("recent", "tally", "candidates", "seen", "priors")
+COUNTS = ("asked", "trials", "shown", "recent_images", "shifts", "compared", "changed")
+ARRAYS = ("recent", "tally", "candidates", "priors")
 COMPARED = 256
 """Images on which the mirrored view is judged, at least."""
 WORTH = 0.04
@@ -44,17 +43,20 @@ WORTH = 0.04
 class ZOMergePlus(Adapter):
     """θ = θ₀ + Σ w_m τ_m: one weight per expert, and what is left for the source model.
 
-    - **Similarity** starts the weights: how near each expert's statistics after the stem are to the stream's (CoLA).
-    - **Probe**: the mixture by similarity, each expert and the source model are shown the same first images, a few of
-      them per batch, the most similar first. w = softmax(score / temperature) over these candidates;
-      score = entropy of the mean prediction − mean entropy: sure of each image, varied over all.
+    - **Similarity** starts the weights: half of them are the mean of all experts, half go by how near each expert's
+      statistics after the stem are to the stream's (CoLA).
+    - **Probe**: that mixture, each expert and the source model are shown the same first images, a few of them per
+      batch, the most similar first; then the better half of them others, and so on (`race.py`).
+      w = softmax(score / temperature) over these candidates; score = entropy of the mean prediction − mean entropy:
+      sure of each image, varied over all.
     - **Scale**: twice and four times the mean of all experts are candidates too: experts are rarely trained to the end,
       and what they share points further.
     - **Caution**: what a candidate has to gain in score over the source model, times the square root of the weight that
       it gives to experts: they have been trained to be sure, rightly or not.
     - **Blend**, for BatchNorm: how many images the stored statistics should count for, beside those of the batch, is a
-      question of how far the domain is from the source. The mixture by similarity is shown the images with 0, 64, 192
-      and 512; what scores best is kept. (Experts are compared with 0, which they have been made with.)
+      question of how far the domain is from the source. The first mixture is shown the images with 0, 64, 192 and
+      512, and so is the one that was found in the end; what scores best is kept. (Experts are compared with 0, which
+      they have been made with.)
     - **Guard**, for BatchNorm: batches that look like a few classes only (`guard.py`) are left to the source model with
       its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
@@ -130,8 +132,9 @@ class ZOMergePlus(Adapter):
         """How many images the stored BatchNorm statistics may count for, in the order in which they are tried."""
         self.asked = 0
         """Of how many first images the source model has been asked."""
-        self.seen = np.empty((0, 2))
-        """Entropy of the mean prediction and mean entropy, of the candidates that have been shown the images."""
+        self.races = self._new_races(self.candidates)
+        self.trials = 0
+        """How often a candidate has been shown the images."""
         self.shown = 0
         """How many of the images the next candidate has been shown so far."""
         self.tally = np.zeros(1 + len(self.runtime.classifier.bias))
@@ -142,31 +145,45 @@ class ZOMergePlus(Adapter):
         self.shifts = 0
         """How often it has started anew."""
 
+    def _new_races(self, candidates: np.ndarray) -> list[Race]:
+        """For the blend, by the first mixture; for the experts; for the blend, by the mixture that was found."""
+        handicap = self.caution * np.sqrt(candidates[:, :-1].sum(axis=1))
+        blends = np.zeros(len(self.priors))
+        first, experts, last = (
+            Race(values, self.temperature, self.most / 2, rounds)
+            for values, rounds in ((blends, 1), (handicap, None), (blends, None))
+        )
+        return [first, experts, last] if self.blend else [experts]
+
+    @property
+    def begun(self) -> bool:
+        """Whether any candidate has been shown an image."""
+        return bool(self.trials or self.shown)
+
+    @property
+    def race(self) -> Race | None:
+        """What is being asked."""
+        return next((race for race in self.races if self.probe and not race.over), None)
+
+    @property
+    def tried(self) -> bool:
+        """Whether there is nothing left to ask."""
+        return self.race is None
+
     @property
     def weights(self) -> Vector:
         """Of each expert, and of the source model at the end."""
-        blends = len(self.priors)
-        seen = np.vstack([self.seen[:blends][self.priors[: len(self.seen)] == 0], self.seen[blends:]])
-        if not len(seen):
-            return np.asarray(self.candidates[0])
-        candidates = self.candidates[: len(seen)]
-        scores = self._scores(seen) - self.caution * np.sqrt(candidates[:, :-1].sum(axis=1))
-        return np.asarray(soften(scores / self.temperature) @ candidates)
+        experts = self.races[len(self.races) // 2]
+        return np.asarray(experts.standing @ self.candidates)
 
     @property
     def prior(self) -> int:
         """How many images the stored statistics count for: the best of what has been tried, in doubt the fewest."""
-        if not len(self.seen):
-            return int(self.priors[0])
-        scores = self._scores(self.seen[: len(self.priors)])
-        return int(self.priors[: len(scores)][scores == scores.max()].min())
-
-    def _scores(self, seen: np.ndarray) -> Vector:
-        mean, each = seen.T
-        # if not balanced, the classes come one by one, and variety means error
-        sound = mean[each < BROKEN / HELD]
-        varied = not len(sound) or np.median(sound) > 0.5 * self.most
-        return np.asarray(mean * varied - each)
+        if not self.blend:
+            return 0
+        first, _, last = self.races
+        standing = (last if last.rounds else first).standing
+        return int(self.priors[standing == standing.max()].min())
 
     @property
     def settled(self) -> bool:
@@ -177,11 +194,6 @@ class ZOMergePlus(Adapter):
     def agreed(self) -> bool:
         """Whether the mirrored view surely changes too little."""
         return self.compared >= COMPARED and self.changed + 2 * np.sqrt(self.changed) < WORTH * self.compared
-
-    @property
-    def tried(self) -> bool:
-        """Whether every candidate has been shown the images."""
-        return not self.probe or len(self.seen) == len(self.priors) - 1 + len(self.candidates)
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits (logarithms of probabilities) of a batch; `adapt=False` only predicts."""
@@ -230,8 +242,7 @@ class ZOMergePlus(Adapter):
         q = numbers(self._probabilities(source))
         self._follow(source, len(images))
         self.asked += len(images)
-        begun = len(self.seen) or self.shown
-        if not begun and (q is None or is_small(len(q)) or is_few(q.mean(axis=0), len(q))):
+        if not self.begun and (q is None or is_small(len(q)) or is_few(q.mean(axis=0), len(q))):
             self.priors = np.sort(self.priors)
         return q
 
@@ -281,12 +292,15 @@ class ZOMergePlus(Adapter):
                 self.guard, self.shifts = kept
             self.running = now if self.running is None else MEMORY * self.running + (1 - MEMORY) * now
             self.recent_images = 0
-        if not len(self.seen) and not self.shown:
-            first = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
+        if not self.begun:
+            first = order = np.append(np.full(self.size - 1, 1 / (self.size - 1)), 0)
             if self.statistics is not None:
-                near = now if self.running is None else self.running
-                first = by_similarity(self.statistics, near)
-            self.candidates = np.vstack([first, *self.multiples, np.eye(self.size)[np.argsort(-first, kind="stable")]])
+                order = by_similarity(self.statistics, now if self.running is None else self.running)
+                first = (first + order) / 2
+            self.candidates = np.vstack([first, *self.multiples, np.eye(self.size)[np.argsort(-order, kind="stable")]])
+            self.races = self._new_races(self.candidates)
+            if self.blend and is_small(images):
+                self.races[0].skip()  # experts are worth more, and there may not be many images
 
     def _hold(self, images: np.ndarray) -> None:
         if self.held is None or len(self.held) < HELD:
@@ -299,22 +313,27 @@ class ZOMergePlus(Adapter):
         if not images or self.held is None or len(self.held) < HELD:
             return
         left, portion = images, 1 << (min(images, HELD).bit_length() - 1)  # divides 64
-        while not self.tried and (size := min(portion, HELD - self.shown)) <= left:
+        while self.held is not None and (race := self.race) and (size := min(portion, HELD - self.shown)) <= left:
             part = self.held[self.shown : self.shown + size]
-            trial = len(self.seen)
-            prior = int(self.priors[trial]) if trial < len(self.priors) else 0  # experts were made with the batch's
-            weights = self.candidates[max(0, trial - len(self.priors) + 1)]
+            weights, prior = self._trial(race)
             p = self._probabilities(self._forward(part, weights, self._stored_share(size, prior)))
             if np.isfinite(p).all():
                 self.tally = self.tally + np.append(entropy(p).sum(), p.sum(axis=0))
             else:
-                self.tally[0] += BROKEN
+                self.tally[0] += BROKEN * HELD
             self.shown, left = self.shown + size, left - size
             if self.shown == HELD:
-                self.seen = np.vstack([self.seen, [entropy(self.tally[1:] / HELD), self.tally[0] / HELD]])
-                self.shown, self.tally = 0, np.zeros_like(self.tally)
-        if self.tried:
-            self.held = None
+                race.enter(float(entropy(self.tally[1:] / HELD)), self.tally[0] / HELD)
+                self.trials, self.shown, self.tally = self.trials + 1, 0, np.zeros_like(self.tally)
+                if self.tried or not (race.over or race.shown):
+                    self.held = None  # the next round has images of its own
+
+    def _trial(self, race: Race) -> tuple[Vector, int]:
+        """Weights and prior of the next candidate. Experts were made with the statistics of the batch."""
+        if race is self.races[len(self.races) // 2]:
+            return self.candidates[race.next], 0
+        first = race is self.races[0]
+        return self.candidates[0] if first else self.weights, int(self.priors[race.next])
 
     def state_dict(self) -> dict[str, Any]:
         known = {"running": self.running, "held": self.held}
@@ -322,6 +341,7 @@ class ZOMergePlus(Adapter):
             **{name: int(getattr(self, name)) for name in COUNTS},
             **{name: getattr(self, name).copy() for name in ARRAYS},
             **{name: np.array(value) for name, value in known.items() if value is not None},
+            **{key: value for i, race in enumerate(self.races) for key, value in race.state(f"race {i}").items()},
             **self.guard.state(),
         }
 
@@ -329,18 +349,16 @@ class ZOMergePlus(Adapter):
         counts = {name: entry(state, name) for name in COUNTS}
         arrays = {name: np.array(entry(state, name)) for name in ARRAYS}
         optional = {name: None if name not in state else np.array(state[name]) for name in ("running", "held")}
-        recent, tally, candidates, seen, priors = arrays.values()
+        recent, tally, candidates, priors = arrays.values()
         running, held = optional.values()
         width = None if self.statistics is None else self.statistics.shape[2]
         widths = {x.shape[1] for x in (running, recent) if x is not None and x.ndim == 2 and x.size}
         fits = (
             all(np.ndim(x) == 0 and np.asarray(x).dtype.kind in "biu" and x >= 0 for x in counts.values())
             and candidates.shape[1:] == (self.size,)
-            and seen.shape[1:] == (2,)
             and priors.dtype.kind in "iu"
             and np.array_equal(np.sort(priors, axis=None), np.sort(self.priors))
             and priors.shape == self.priors.shape
-            and len(seen) < len(candidates) + len(priors)
             and tally.shape == self.tally.shape
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
             and len(widths | ({width} if width else set())) <= 1
@@ -349,23 +367,22 @@ class ZOMergePlus(Adapter):
             and counts["shown"] < HELD
             and counts["changed"] <= counts["compared"]
             and len(candidates) > 0
+            and bool((candidates >= 0).all())
         )
         known = [x for x in (*arrays.values(), running, held) if x is not None]
         if not fits or not all(np.isfinite(x).all() for x in known):
             raise MergettaError(
                 f"This state does not fit zo-merge-plus with {self.size - 1} experts and these options."
             )
+        races = self._new_races(candidates)
+        for i, race in enumerate(races):
+            race.restore(f"race {i}", state)
         self.guard = self.guard.restored(state)
+        self.races = races
         for name, value in {**arrays, **optional}.items():
             setattr(self, name, value)
         for name, count in counts.items():
             setattr(self, name, type(getattr(self, name))(count))
-
-
-def soften(exponents: Vector) -> Vector:
-    exponents = np.nan_to_num(exponents, nan=-np.inf)
-    weights = np.exp(exponents - exponents.max()) if np.isfinite(exponents.max()) else np.ones(len(exponents))
-    return np.asarray(weights / weights.sum())
 
 
 def is_small(images: int) -> bool:
