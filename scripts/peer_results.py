@@ -32,7 +32,16 @@ from mergetta.bench.tables import ErrorTable, Record, best_rows, error_table
 from mergetta.errors import MergettaError
 
 DOMAIN, BATCHES = "fog", 20
-ABLATIONS = ("-no-probe", "-no-similarity", "-no-scale", "-no-caution", "-no-guard", "-no-align")
+ABLATIONS = (
+    "-no-probe",
+    "-no-halving",
+    "-no-similarity",
+    "-no-scale",
+    "-no-caution",
+    "-no-guard",
+    "-no-blend",
+    "-no-align",
+)
 KNOWLEDGE = {
     "bundle": "a bundle",
     "experts": "experts",

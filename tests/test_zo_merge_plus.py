@@ -104,6 +104,17 @@ def test_probe_by_hand(evenly: np.ndarray) -> None:
     )  # one view, one model
 
 
+def test_without_halving_everything_is_shown_once(evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence("batch"), [expert(2.0), expert(0.5)], halving=False, mirror=False, guard=False)
+    for _ in range(6):
+        adapter.predict(evenly)
+    assert adapter.settled
+    assert adapter.trials == 4 + len(adapter.candidates)
+    small = ZOMergePlus(Blended(1.0), [expert(2.0)], halving=False, mirror=False, guard=False)
+    shares_of(small, evenly[:16], 60)
+    assert (small.prior, small.trials) == (512, 4 + len(small.candidates))
+
+
 def test_without_statistics_of_all_experts_there_is_no_similarity(evenly: np.ndarray) -> None:
     adapter = ZOMergePlus(Confidence(), [expert(2.0, np.ones((2, 1))), expert(0.5)], probe=False)
     adapter.predict(evenly)
@@ -183,6 +194,9 @@ def test_how_much_the_mirrored_view_must_change(changed: int, compared: int, eno
         {"priors": np.array([0.0, 64.0, 192.0, 512.0])},
         {"priors": np.array([64, 64, 192, 512])},
         {"held": np.zeros((2, 4, 4))},
+        {"held": np.zeros((64, 1, 4, 0))},
+        {"candidates": np.full((5, 2), "1")},
+        {"recent": [[1], [1, 2]]},
     ],
 )
 def test_states_that_are_refused_change_nothing(wrong: dict[str, Any], evenly: np.ndarray) -> None:
@@ -509,6 +523,26 @@ def test_an_expert_that_breaks_the_model_gets_no_weight(evenly: np.ndarray) -> N
     assert adapter.settled
     assert adapter.weights[1] == 0
     assert len(adapter.multiples) == 1  # four times the mean would be no number
+
+
+def test_nothing_is_taken_for_granted_where_nothing_was_asked(evenly: np.ndarray) -> None:
+    """After a large batch, of which the source model was asked, small ones: the first four trials are left out."""
+    adapter = ZOMergePlus(Blended(0.0), [expert(1.5)], mirror=False, guard=False)
+    adapter.predict(evenly[:40])
+    shares = shares_of(adapter, evenly[:16], 10)
+    assert {share for batch in shares[1:] for share in batch} == {0.5}  # 16 images beside 16
+    assert adapter.prior == 0
+
+
+@pytest.mark.parametrize("kind", ["layer", "batch"])
+def test_images_without_numbers_leave_no_trace(kind: str, evenly: np.ndarray) -> None:
+    adapter = ZOMergePlus(Confidence(kind), [expert(2.0, np.ones((2, 1)))], mirror=False)
+    with np.errstate(all="ignore"):
+        adapter.predict(np.full_like(evenly, np.nan))
+        for _ in range(12):
+            assert np.isfinite(adapter.predict(evenly)).all()
+    adapter.load_state_dict(adapter.state_dict())
+    assert adapter.settled
 
 
 def test_images_of_another_size_start_the_held_ones_anew(evenly: np.ndarray) -> None:

@@ -37,7 +37,7 @@ PASSES = {
     "cotta": 36,
     "rmt": 9,
     "hybrid": 10,
-    "zo-merge-plus": 2.7,
+    "zo-merge-plus": 2.8,
 }
 """Cost of each adapter in forward passes, roughly: a backward pass counts two, a second view what is kept of it."""
 

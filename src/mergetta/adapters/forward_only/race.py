@@ -92,9 +92,12 @@ class Race:
 
     def restore(self, name: str, state: Mapping[str, Any]) -> None:
         """Continue from a state of a race of as many candidates, or say in one sentence that it does not fit."""
-        field, sums, standing, shown, rounds = (
-            np.array(entry(state, f"{name}.{key}")) for key in ("field", "sums", "standing", "shown", "rounds")
-        )
+        try:
+            field, sums, standing, shown, rounds = (
+                np.array(entry(state, f"{name}.{key}")) for key in ("field", "sums", "standing", "shown", "rounds")
+            )
+        except (TypeError, ValueError) as error:
+            raise MergettaError(f"This state does not fit the adapter: {name}.") from error
         fits = (
             (sums.shape, standing.shape) == (self.sums.shape, self.standing.shape)
             and all(x.dtype.kind == "f" and np.isfinite(x).all() for x in (sums, standing))
@@ -107,10 +110,11 @@ class Race:
             and all(x.ndim == 0 and x.dtype.kind in "biu" and x >= 0 for x in (shown, rounds))
             and (shown < len(field) or not shown)
             and (rounds > 0 or len(field) in (0, len(sums)))
+            and rounds <= len(sums)
         )
         if not fits:
             raise MergettaError(f"This state does not fit the adapter: {name}.")
-        self.field, self.sums, self.standing = field, sums, standing
+        self.field, self.sums, self.standing = field, sums.astype(np.float64), standing.astype(np.float64)
         self.shown, self.rounds = int(shown), int(rounds)
 
 

@@ -46,7 +46,7 @@ class ZOMergePlus(Adapter):
     - **Similarity** starts the weights: half of them are the mean of all experts, half go by how near each expert's
       statistics after the stem are to the stream's (CoLA).
     - **Probe**: that mixture, each expert and the source model are shown the same first images, a few of them per
-      batch, the most similar first; then the better half of them others, and so on (`race.py`).
+      batch, the most similar first; then the better half of them others, and so on (`race.py`; `halving=False`: once).
       w = softmax(score / temperature) over these candidates; score = entropy of the mean prediction − mean entropy:
       sure of each image, varied over all.
     - **Scale**: twice and four times the mean of all experts are candidates too: experts are rarely trained to the end,
@@ -55,8 +55,8 @@ class ZOMergePlus(Adapter):
       it gives to experts: they have been trained to be sure, rightly or not.
     - **Blend**, for BatchNorm: how many images the stored statistics should count for, beside those of the batch, is a
       question of how far the domain is from the source. The first mixture is shown the images with 0, 64, 192 and
-      512, and so is the one that was found in the end; what scores best is kept. (Experts are compared with 0, which
-      they have been made with.)
+      512 (not in small batches), and so is the one that was found in the end; what scores best is kept. (Experts are
+      compared with 0, which they have been made with.)
     - **Guard**, for BatchNorm: batches that look like a few classes only (`guard.py`) are left to the source model with
       its stored statistics, because they are no measure for a norm layer. (Classes are taken to be equally
       frequent; for a stream in which they never are, `guard=False`.)
@@ -82,6 +82,7 @@ class ZOMergePlus(Adapter):
         caution: float = 0.04,
         similarity: bool = True,
         probe: bool = True,
+        halving: bool = True,
         scale: bool = True,
         guard: bool = True,
         mirror: bool = True,
@@ -96,7 +97,7 @@ class ZOMergePlus(Adapter):
         for expert in experts:
             check_family(runtime, expert.family, f"The expert {expert.domain!r}")
             check_groups(expert.groups, runtime.groups, f"The expert {expert.domain!r}")
-        if not temperature > 0:
+        if not 0 < temperature < np.inf:
             raise MergettaError(f"temperature must be positive, not {temperature}.")
         if not 0 <= caution < np.inf:
             raise MergettaError(f"caution must not be negative, not {caution}.")
@@ -111,7 +112,8 @@ class ZOMergePlus(Adapter):
         self.batch_norm = any(group.kind == "batch" for group in runtime.structure)
         self.statistics = known_statistics(experts, runtime) if similarity else None
         self.source = check_source(runtime, source) if source is not None and align and not self.batch_norm else None
-        self.temperature, self.caution, self.probe, self.mirror = temperature, caution, probe, mirror
+        self.temperature, self.caution, self.mirror = temperature, caution, mirror
+        self.probe, self.halving = probe, halving
         self.guarding = guard and self.batch_norm
         self.blend = blend and probe and self.batch_norm
         self.most = np.log(min(HELD, len(runtime.classifier.bias)))
@@ -151,8 +153,10 @@ class ZOMergePlus(Adapter):
         blends = np.zeros(len(self.priors))
         first, experts, last = (
             Race(values, self.temperature, self.most / 2, rounds)
-            for values, rounds in ((blends, 1), (handicap, None), (blends, None))
+            for values, rounds in ((blends, 1), (handicap, None if self.halving else 1), (blends, None))
         )
+        if not self.halving:
+            last.skip()
         return [first, experts, last] if self.blend else [experts]
 
     @property
@@ -242,7 +246,7 @@ class ZOMergePlus(Adapter):
         q = numbers(self._probabilities(source))
         self._follow(source, len(images))
         self.asked += len(images)
-        if not self.begun and (q is None or is_small(len(q)) or is_few(q.mean(axis=0), len(q))):
+        if not self.begun and (q is None or is_few(q.mean(axis=0), len(q))):
             self.priors = np.sort(self.priors)
         return q
 
@@ -280,6 +284,8 @@ class ZOMergePlus(Adapter):
         mean, variance = to_numpy(output.statistics).astype(np.float64)
         if self.statistics is not None and self.statistics.shape[2] != mean.size:
             raise MergettaError("The experts' feature statistics are not of this model.")
+        if not np.isfinite([mean, variance]).all():
+            return
         sums = images * np.stack([mean, variance + mean**2])
         self.recent = sums if not self.recent_images else self.recent + sums
         self.recent_images += images
@@ -300,10 +306,12 @@ class ZOMergePlus(Adapter):
             self.candidates = np.vstack([first, *self.multiples, np.eye(self.size)[np.argsort(-order, kind="stable")]])
             self.races = self._new_races(self.candidates)
             if self.blend and is_small(images):
-                self.races[0].skip()  # experts are worth more, and there may not be many images
+                self.priors = np.sort(self.priors)
+                if self.halving:
+                    self.races[0].skip()  # experts are worth more, and there may not be many images
 
     def _hold(self, images: np.ndarray) -> None:
-        if self.held is None or len(self.held) < HELD:
+        if (self.held is None or len(self.held) < HELD) and np.isfinite(images).all():
             same = self.held is not None and self.held.shape[1:] == images.shape[1:]
             held = np.concatenate([self.held, images]) if same else images
             self.held = held[:HELD].copy()
@@ -347,8 +355,15 @@ class ZOMergePlus(Adapter):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         counts = {name: entry(state, name) for name in COUNTS}
-        arrays = {name: np.array(entry(state, name)) for name in ARRAYS}
-        optional = {name: None if name not in state else np.array(state[name]) for name in ("running", "held")}
+        misfit = MergettaError(f"This state does not fit zo-merge-plus with {self.size - 1} experts and these options.")
+        try:
+            arrays = {name: np.array(entry(state, name)) for name in ARRAYS}
+            optional = {name: None if name not in state else np.array(state[name]) for name in ("running", "held")}
+        except (TypeError, ValueError) as error:
+            raise misfit from error
+        known = [x for x in (*arrays.values(), *optional.values()) if x is not None]
+        if not all(x.dtype.kind in "fiu" and np.isfinite(x).all() for x in known):
+            raise misfit
         recent, tally, candidates, priors = arrays.values()
         running, held = optional.values()
         width = None if self.statistics is None else self.statistics.shape[2]
@@ -363,17 +378,14 @@ class ZOMergePlus(Adapter):
             and all(x is None or (x.ndim, len(x)) == (2, 2) for x in (running, recent))
             and len(widths | ({width} if width else set())) <= 1
             and (not counts["recent_images"] or recent.size)
-            and (held is None or held.ndim == 4)
+            and (held is None or (held.ndim == 4 and held.size))
             and counts["shown"] < HELD
             and counts["changed"] <= counts["compared"]
             and len(candidates) > 0
             and bool((candidates >= 0).all())
         )
-        known = [x for x in (*arrays.values(), running, held) if x is not None]
-        if not fits or not all(np.isfinite(x).all() for x in known):
-            raise MergettaError(
-                f"This state does not fit zo-merge-plus with {self.size - 1} experts and these options."
-            )
+        if not fits:
+            raise misfit
         races = self._new_races(candidates)
         for i, race in enumerate(races):
             race.restore(f"race {i}", state)
