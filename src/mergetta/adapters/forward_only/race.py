@@ -44,10 +44,6 @@ class Race:
         """Softmax of the scores in the last complete round; in the first round, of those shown so far."""
 
     @property
-    def begun(self) -> bool:
-        return bool(self.rounds or self.shown)
-
-    @property
     def over(self) -> bool:
         return not len(self.field)
 

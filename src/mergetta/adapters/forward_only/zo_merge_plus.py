@@ -170,6 +170,11 @@ class ZOMergePlus(Adapter):
         return next((race for race in self.races if self.probe and not race.over), None)
 
     @property
+    def experts(self) -> Race:
+        """The race of the candidates for the weights, alone or between those for the blend."""
+        return self.races[len(self.races) // 2]
+
+    @property
     def tried(self) -> bool:
         """Whether there is nothing left to ask."""
         return self.race is None
@@ -177,8 +182,7 @@ class ZOMergePlus(Adapter):
     @property
     def weights(self) -> Vector:
         """Of each expert, and of the source model at the end."""
-        experts = self.races[len(self.races) // 2]
-        return np.asarray(experts.standing @ self.candidates)
+        return np.asarray(self.experts.standing @ self.candidates)
 
     @property
     def prior(self) -> int:
@@ -338,7 +342,7 @@ class ZOMergePlus(Adapter):
 
     def _trial(self, race: Race) -> tuple[Vector, int]:
         """Weights and prior of the next candidate. Experts were made with the statistics of the batch."""
-        if race is self.races[len(self.races) // 2]:
+        if race is self.experts:
             return self.candidates[race.next], 0
         first = race is self.races[0]
         return self.candidates[0] if first else self.weights, int(self.priors[race.next])
