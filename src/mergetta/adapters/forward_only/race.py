@@ -19,7 +19,7 @@ class Race:
     """Each round shows the candidates of the field the same images, and the better half of them is the next field.
 
     A candidate's score is the entropy of its mean prediction minus its mean entropy: sure of each image, varied over
-    all. Scores are means over the rounds, and chance makes them differ by less the more rounds there are: so do both
+    all. Scores are means over the rounds, and chance makes them differ by less the more rounds there are: so both
     the handicap (what is taken off a score) and the temperature of their softmax shrink, with the square root.
 
     >>> race = Race(np.zeros(2), temperature=0.01)
