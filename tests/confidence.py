@@ -7,48 +7,68 @@ from typing import Any
 import numpy as np
 
 from mergetta import Expert
-from mergetta.adapters.forward_only.zo_merge_plus import HELD, ZOMergePlus
+from mergetta.adapters.forward_only.zo_merge_plus import HELD
 from mergetta.groups import Group
-from mergetta.runtimes.base import Classifier, Output
+from mergetta.runtimes.base import Classifier, Output, shares_of
 
 CLASSES = 4
 
 
 class Confidence:
-    """A model whose only weight says how sure it is: logits = weight × the image's first pixels."""
+    """A model whose only weight says how sure it is: logits = weight × the image's first pixels.
+
+    With `batch_norm` these are normalised first, at the source by a mean of 0 and a variance of 1.
+    """
 
     family = ""
-    statistics = None
+    signature = None
 
-    def __init__(self, kind: str = "layer") -> None:
-        self.groups = {"g": np.ones(1, np.float32)}
-        self.structure = (Group("g", 1, 0, kind),)
+    def __init__(self, batch_norm: bool = False) -> None:
+        self.groups = {"n.weight": np.ones(1, np.float32)}
+        self.structure: tuple[Group, ...] = (Group("n.weight", 1, 0, "scale"),)
+        if batch_norm:
+            self.groups |= {"n.running_mean": np.zeros(CLASSES, np.float32)}
+            self.groups |= {"n.running_var": np.ones(CLASSES, np.float32)}
+            kinds = (("n.running_mean", "mean"), ("n.running_var", "variance"))
+            self.structure += tuple(Group(name, CLASSES, 0, kind) for name, kind in kinds)
+        self.channels = CLASSES if batch_norm else 0
         self.classifier = Classifier(np.eye(CLASSES, dtype=np.float32), np.zeros(CLASSES, np.float32))
-        self.current = self.groups
         self.forwarded = 0
-        self.shares: list[float | None] = []
-
-    def load(self, groups: Any) -> None:
-        self.current = groups
+        self.given: list[float] = []
+        """The least share of given moments in each pass."""
 
     def look(self, images: np.ndarray) -> np.ndarray:
-        return images[:, 0, 0]
+        return images[:, 0, 0, :CLASSES]
 
-    def __call__(self, images: np.ndarray, source_statistics: float | None = None) -> Output:
+    def __call__(self, images: np.ndarray, groups: Any = None, given: Any = 0.0, moments: bool = False) -> Output:
+        groups = self.groups if groups is None else groups
+        share = shares_of(given, self.channels)
         self.forwarded += len(images)
-        self.shares.append(source_statistics)
-        features = self.current["g"] * self.look(images)
-        return Output(features, features, np.stack([images.mean((0, 2, 3)), images.var((0, 2, 3)) + 1]))
+        self.given.append(float(np.min(given)))
+        x = self.look(images)
+        each = np.stack([x, np.zeros_like(x)], axis=1) if self.channels else np.zeros((len(x), 2, 0))
+        if self.channels:
+            mean = share * groups["n.running_mean"] + (1 - share) * x.mean(axis=0)
+            variance = share * groups["n.running_var"] + (1 - share) * x.var(axis=0)
+            x = (x - mean) / np.sqrt(variance + 1e-12)
+        features = groups["n.weight"] * x
+        signature = np.stack([images.mean((0, 2, 3)), images.var((0, 2, 3)) + 1])
+        return Output(features, features, signature, each if moments else None)
 
 
-def expert(value: float, statistics: np.ndarray | None = None) -> Expert:
-    return Expert({"g": np.array([value], np.float32)}, "", f"value {value}", statistics)
+def expert(value: float, signature: np.ndarray | None = None, batch_norm: bool = False, **parts: Any) -> Expert:
+    groups = Confidence(batch_norm).groups | {"n.weight": np.array([value], np.float32)}
+    return Expert(groups, "", f"value {value}", signature, **parts)
 
 
 def each_in_turn() -> np.ndarray:
-    """Each class in turn; the model is right when sure. A mirrored image is of another class."""
-    images = np.zeros((2 * HELD, 1, CLASSES, CLASSES), np.float32)
-    images[np.arange(2 * HELD), 0, 0, np.arange(2 * HELD) % CLASSES] = 1
+    """Each class in turn; the model is right when sure. Of a mirrored image it sees nothing, or, of every fifth,
+    surely the next class.
+    """
+    count = np.arange(2 * HELD)
+    images = np.zeros((2 * HELD, 1, CLASSES, 2 * CLASSES), np.float32)
+    images[count, 0, 0, count % CLASSES] = 1
+    images[count[::5], 0, 0, 2 * CLASSES - 1 - (count[::5] + 1) % CLASSES] = 3
     return images
 
 
@@ -57,28 +77,3 @@ def score(confidence: float) -> float:
     p = np.exp(confidence * np.eye(CLASSES)[0])
     p /= p.sum()
     return float(np.log(CLASSES) + (p * np.log(p)).sum())
-
-
-class Blended(Confidence):
-    """A model that is surest where stored statistics have a certain share."""
-
-    def __init__(self, best: float, kind: str = "batch") -> None:
-        super().__init__(kind)
-        self.best = best
-
-    def __call__(self, images: np.ndarray, source_statistics: float | None = None) -> Output:
-        assert source_statistics is not None
-        output = super().__call__(images, source_statistics)
-        logits = output.logits * (3 - 2 * abs(source_statistics - self.best))
-        return output._replace(logits=logits)
-
-
-def shares_of(adapter: ZOMergePlus, images: np.ndarray, batches: int) -> list[list[float | None]]:
-    """Of the stored statistics, in each pass of each batch."""
-    assert isinstance(adapter.runtime, Confidence)
-    found = []
-    for _ in range(batches):
-        adapter.runtime.shares.clear()
-        adapter.predict(images)
-        found.append(list(adapter.runtime.shares))
-    return found

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -21,7 +22,12 @@ from mergetta.hub.settings import HubSettings
 
 SIZES = {"stem.weight": 8, "stem.bias": 8, "block1.weight": 16, "block1.bias": 16}
 FAMILY = "tiny-0123456789abcdef"
-BASE = {name: np.linspace(0.5, 1.5, size).astype(np.float32) for name, size in SIZES.items()}
+"""What experts learn; `BASE` also has the moments of one BatchNorm layer."""
+BASE = {
+    **{name: np.linspace(0.5, 1.5, size).astype(np.float32) for name, size in SIZES.items()},
+    "stem.running_mean": np.linspace(-1, 1, 8).astype(np.float32),
+    "stem.running_var": np.linspace(0.5, 2, 8).astype(np.float32),
+}
 SHARED = np.random.default_rng(99).normal(size=sum(SIZES.values()))
 
 
@@ -34,11 +40,18 @@ def task_vector(seed: int) -> np.ndarray:
     return 0.1 * (SHARED + np.random.default_rng(seed).normal(size=SHARED.size))
 
 
-def expert_of(vector: np.ndarray, domain: str = "fog", family: str = FAMILY, method: str = "roid") -> Expert:
+def expert_of(
+    vector: np.ndarray, domain: str = "fog", family: str = FAMILY, method: str = "roid", apart: float = 0.3
+) -> Expert:
+    """Its moments are `apart` standard deviations and powers of e from the source's, in a direction of the domain's."""
     ends = np.cumsum(list(SIZES.values()))[:-1]
     groups = {name: BASE[name] + part for name, part in zip(SIZES, np.split(vector, ends), strict=True)}
-    statistics = np.stack([np.zeros(3), np.ones(3)])
-    return Expert(groups, family, domain, statistics, {"method": method, "samples": 4000, "seed": 0})
+    signs = np.random.default_rng(crc32(domain.encode())).choice([-1.0, 1.0], (2, 8))
+    groups["stem.running_mean"] = BASE["stem.running_mean"] + apart * signs[0] * np.sqrt(BASE["stem.running_var"] / 2)
+    groups["stem.running_var"] = BASE["stem.running_var"] * np.exp(apart * signs[1] / np.sqrt(2))
+    signature = np.stack([np.zeros(3), np.ones(3)])
+    provenance = {"method": method, "samples": 4000, "seed": 0}
+    return Expert(groups, family, domain, signature, provenance=provenance)
 
 
 def honest(seed: int, domain: str | None = None) -> Expert:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from mergetta.groups import Group, check_groups
-from mergetta.runtimes.base import Classifier, Output, check_images
+from mergetta.runtimes.base import Classifier, Output, check_images, shares_of
 
 
 class NumpyRuntime:
     family = "numpy-test"
-    statistics = None
+    signature = None
 
     def __init__(self, pixels: int = 36, hidden: int = 6, classes: int = 4) -> None:
         rng = np.random.default_rng(7)
@@ -19,21 +19,23 @@ class NumpyRuntime:
             rng.normal(size=(classes, hidden)).astype(np.float32), rng.normal(size=classes).astype(np.float32)
         )
         self.groups = {"a.weight": np.ones(hidden, np.float32), "a.bias": np.zeros(hidden, np.float32)}
-        self.structure = (Group("a.weight", hidden, 1, "batch"), Group("a.bias", hidden, 2, "batch"))
-        self.current = dict(self.groups)
+        self.structure = (Group("a.weight", hidden, 1, "scale"), Group("a.bias", hidden, 2, "shift"))
         self.forwarded = 0
 
-    def load(self, groups):
-        check_groups(groups, self.groups, "The set of groups to load")
-        self.current = {name: np.asarray(value) for name, value in groups.items()}
-
-    def __call__(self, images, source_statistics=None):
+    def __call__(self, images, groups=None, given=0.0, moments=False):
+        shares_of(given, 0)
         check_images(images, None)
+        groups = self.groups if groups is None else groups
+        check_groups(groups, self.groups, "The set of groups")
         self.forwarded += len(images)
         x = np.asarray(images).reshape(len(images), -1) @ self.first.T
-        hidden = np.maximum(x * self.current["a.weight"] + self.current["a.bias"], 0)
+        hidden = np.maximum(x * groups["a.weight"] + self.shift(groups), 0)
         logits = hidden @ self.classifier.weight.T + self.classifier.bias
-        return Output(logits, hidden, np.stack([x.mean(axis=0), x.var(axis=0)]))
+        none = np.zeros((len(images), 2, 0), np.float32) if moments else None
+        return Output(logits, hidden, np.stack([x.mean(axis=0), x.var(axis=0)]), none)
+
+    def shift(self, groups):
+        return groups["a.bias"]
 
 
 class PromptedNumpyRuntime(NumpyRuntime):
@@ -45,13 +47,6 @@ class PromptedNumpyRuntime(NumpyRuntime):
         prompts = np.random.default_rng(1).normal(size=count * hidden).astype(np.float32) / 8
         self.groups = {"prompts": prompts, **self.groups}
         self.structure = (Group("prompts", prompts.size, 0, "prompts"), *self.structure)
-        self.current = dict(self.groups)
 
-    def __call__(self, images, source_statistics=None):
-        bias = self.current["a.bias"]
-        added = self.current["prompts"].reshape(-1, len(self.first)).sum(axis=0)
-        self.current = {**self.current, "a.bias": bias + added}
-        try:
-            return super().__call__(images, source_statistics)
-        finally:
-            self.current = {**self.current, "a.bias": bias}
+    def shift(self, groups):
+        return groups["a.bias"] + groups["prompts"].reshape(-1, len(self.first)).sum(axis=0)

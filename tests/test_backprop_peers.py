@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ import torch
 from mergetta import Expert, MergettaError, TorchRuntime, create_adapter
 from mergetta.adapters.backprop.eata import CertainAndUncommon, estimate_fisher
 from mergetta.adapters.backprop.rmt import Robust, contrastive, source_prototypes
+from mergetta.groups import has_batch_norm, learnable
 from mergetta.losses.probabilities import entropy
 from mergetta.losses.views import colour_and_geometry
 from mergetta.models.family import load_family
 from mergetta.seeds import generator
 
+from .moving import moved
 from .numpy_runtime import NumpyRuntime
 
 PEERS = ("eata", "sar", "cotta", "rmt", "adamerging")
@@ -25,10 +28,7 @@ PLAIN = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False}
 
 def experts_of(runtime: Any, count: int = 3) -> list[Expert]:
     rng = np.random.default_rng(5)
-    return [
-        Expert({k: v + 0.1 * rng.normal(size=v.shape) for k, v in runtime.groups.items()}, runtime.family, f"{i}")
-        for i in range(count)
-    ]
+    return [Expert(moved(runtime.groups, rng, 0.1), runtime.family, f"{i}") for i in range(count)]
 
 
 def needed(name: str, runtime: Any) -> dict[str, Any]:
@@ -36,15 +36,20 @@ def needed(name: str, runtime: Any) -> dict[str, Any]:
     return {"adamerging": {"experts": experts_of(runtime)}, "sar": {"recover_below": 0.0}}.get(name, {})
 
 
-def gradients_of(runtime: TorchRuntime, value: Any) -> dict[str, np.ndarray]:
-    """Of a loss (a function of the runtime) with respect to the groups in use."""
-    parameters = list(runtime.parameters.values())
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    gradients = torch.autograd.grad(value(), parameters)
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    return {name: g.numpy().copy() for name, g in zip(runtime.parameters, gradients, strict=True)}
+Weights = dict[str, torch.Tensor]
+
+
+def weights_of(runtime: TorchRuntime, groups: dict[str, np.ndarray] | None = None) -> Weights:
+    """The groups that can be learnt, the source's unless given, as tensors."""
+    tensors = runtime.tensors(runtime.groups if groups is None else groups)
+    return {name: tensors[name].clone() for name in learnable(runtime.groups)}
+
+
+def gradients_of(value: Callable[[Weights], torch.Tensor], weights: Weights) -> dict[str, np.ndarray]:
+    """Of a loss (a function of the weights) with respect to them."""
+    parameters = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
+    gradients = torch.autograd.grad(value(parameters), list(parameters.values()))
+    return {name: g.numpy().copy() for name, g in zip(parameters, gradients, strict=True)}
 
 
 def logits_of(*probabilities: list[float]) -> torch.Tensor:
@@ -63,20 +68,22 @@ class TestEveryPeer:
         for bad in (np.full_like(images, np.nan), images[:0], images[0], np.zeros((2, 3, 28, 28), np.float32)):
             with pytest.raises(MergettaError):
                 adapter.predict(bad)
-        assert not any(parameter.requires_grad for parameter in bn_runtime.parameters.values())
+        assert not any(parameter.requires_grad for parameter in adapter.learnt.values())
         np.testing.assert_array_equal(adapter.predict(images), expected[1])
 
     def test_learns_and_repeats(self, name: str, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
         runs = []
         for seed in (1, 1, 2):
             adapter = create_adapter(name, bn_runtime, seed=seed, lr=0.01, **needed(name, bn_runtime))
-            start = bn_runtime.current()
+            start = adapter.groups
             for _ in range(3):
                 logits = adapter.predict(torch.from_numpy(images))
                 assert isinstance(logits, torch.Tensor)
                 assert not logits.requires_grad
-            runs.append(bn_runtime.current())
-            assert any(not np.array_equal(value, start[group]) for group, value in runs[-1].items())
+            runs.append(adapter.groups)
+            changed = {group for group, value in runs[-1].items() if not np.array_equal(value, start[group])}
+            assert changed
+            assert changed <= set(learnable(start))
         assert all(np.array_equal(value, runs[1][group]) for group, value in runs[0].items())
         seeded = name in ("cotta", "rmt")
         assert seeded == any(not np.array_equal(value, runs[2][group]) for group, value in runs[0].items())
@@ -109,27 +116,33 @@ class TestEATA:
 
     def test_fisher_pulls_back_to_the_source(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
         name, away = next(iter(bn_runtime.groups)), {n: v + 0.1 for n, v in bn_runtime.groups.items()}
-        fisher = {n: np.zeros_like(v) for n, v in bn_runtime.groups.items()}
+        fisher = {n: np.zeros_like(bn_runtime.groups[n]) for n in learnable(bn_runtime.groups)}
         fisher[name][:2] = 3.0
         after = []
         for options in ({}, {"fisher": fisher, "alpha": 5.0}):
             adapter = create_adapter("eata", bn_runtime, lr=0.01, **PLAIN, **options)
-            bn_runtime.load(away)
+            with torch.no_grad():
+                for n, parameter in adapter.learnt.items():
+                    parameter.copy_(torch.from_numpy(away[n]))
             if options:
                 assert float(adapter.penalty(fisher)) == pytest.approx(5 * 2 * 3 * 0.1**2, rel=1e-4)
             adapter.predict(images)
-            after.append(bn_runtime.current()[name])
+            after.append(adapter.groups[name])
         pull = np.zeros_like(after[0])
         pull[:2] = 0.01 * 5 * 2 * 3 * 0.1  # lr · α · 2 F (θ − θ₀)
         np.testing.assert_allclose(after[0] - after[1], pull, atol=1e-6)
 
     def test_fisher_is_the_mean_squared_gradient(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
-        def loss(batch: np.ndarray) -> torch.Tensor:
-            p = bn_runtime.forward(batch).softmax(dim=1)
+        def loss(batch: np.ndarray, weights: Weights) -> torch.Tensor:
+            p = bn_runtime.forward(batch, weights).logits.softmax(dim=1)
             return -p.max(dim=1).values.log().mean()
 
-        both = [gradients_of(bn_runtime, lambda b=batch: loss(b)) for batch in (images[:24], images[24:])]
+        both = [
+            gradients_of(lambda weights, b=batch: loss(b, weights), weights_of(bn_runtime))
+            for batch in (images[:24], images[24:])
+        ]
         fisher = estimate_fisher(bn_runtime, [images[:24], images[24:]])
+        assert tuple(fisher) == learnable(bn_runtime.groups)
         for name, value in fisher.items():
             np.testing.assert_allclose(value, (both[0][name] ** 2 + both[1][name] ** 2) / 2, rtol=1e-3, atol=1e-9)
         with pytest.raises(MergettaError, match="no source images"):
@@ -149,19 +162,19 @@ class TestSAR:
         """θ − η ∇L(θ + ρ ∇L(θ)/‖∇L(θ)‖), over samples certain in both passes."""
         runtime = TorchRuntime(load_family("fashion-vit"))  # smooth: ReLU would magnify rounding
         limit = 0.4 * math.log(10)
-        certain = entropy(runtime.forward(images)) < limit
+        certain = entropy(runtime.forward(images, {}).logits) < limit
 
-        def loss() -> torch.Tensor:
-            h = entropy(runtime.forward(images))
+        def loss(weights: Weights) -> torch.Tensor:
+            h = entropy(runtime.forward(images, weights).logits)
             return h[certain & (h < limit)].mean()
 
-        first = gradients_of(runtime, loss)
+        first = gradients_of(loss, weights_of(runtime))
         norm = math.sqrt(sum(float((g**2).sum()) for g in first.values()))
-        runtime.load({name: v + 0.05 * first[name] / norm for name, v in runtime.groups.items()})
-        second, value = gradients_of(runtime, loss), float(loss())
+        away = weights_of(runtime, {name: v + 0.05 * first[name] / norm for name, v in runtime.groups.items()})
+        second, value = gradients_of(loss, away), float(loss(away))
         adapter = create_adapter("sar", runtime, lr=0.1, frozen=(), recover_below=0.0, **PLAIN)
         adapter.predict(images)
-        for name, now in runtime.current().items():
+        for name, now in adapter.groups.items():
             np.testing.assert_allclose(now, runtime.groups[name] - 0.1 * second[name], atol=1e-6)
         assert max(np.abs(second[name] - first[name]).max() for name in first) > 1e-3  # the second pass matters
         assert adapter.mean_loss == pytest.approx(value, rel=1e-5)
@@ -170,11 +183,11 @@ class TestSAR:
 
     def test_defaults_follow_the_model(self, runtime: TorchRuntime, images: np.ndarray) -> None:
         adapter = create_adapter("sar", runtime, recover_below=0.0)
-        batch_norm = runtime.structure[0].kind == "batch"
+        batch_norm = has_batch_norm(runtime.structure)
         assert adapter.optimizer.param_groups[0]["lr"] == (2.5e-4 if batch_norm else 1e-3)
         adapter.predict(images)
         last = max(group.block for group in runtime.structure)
-        now = runtime.current()
+        now = adapter.groups
         frozen = [group.name for group in runtime.structure if group.block == last]
         assert all(np.array_equal(now[name], runtime.groups[name]) for name in frozen)
         assert any(not np.array_equal(now[name], runtime.groups[name]) for name in now)
@@ -184,7 +197,7 @@ class TestSAR:
         for steps in (1, 2):
             adapter.predict(images)
             assert (adapter.steps, adapter.recoveries, adapter.mean_loss) == (steps, steps, None)
-        assert all(np.array_equal(value, bn_runtime.groups[name]) for name, value in bn_runtime.current().items())
+        assert all(np.array_equal(value, bn_runtime.groups[name]) for name, value in adapter.groups.items())
 
 
 class TestCoTTA:
@@ -192,15 +205,18 @@ class TestCoTTA:
         x, views = torch.from_numpy(images), generator(4, 0, "teacher views")
         every = np.ones(len(images), dtype=bool)
         with torch.no_grad():
-            target = sum(bn_runtime.forward(colour_and_geometry(x, views, every)) for _ in range(3)) / 3
+            target = sum(bn_runtime.forward(colour_and_geometry(x, views, every), {}).logits for _ in range(3)) / 3
         gradients = gradients_of(
-            bn_runtime, lambda: -(target.softmax(dim=1) * bn_runtime.forward(x).log_softmax(dim=1)).sum(dim=1).mean()
+            lambda weights: (
+                -(target.softmax(dim=1) * bn_runtime.forward(x, weights).logits.log_softmax(dim=1)).sum(dim=1).mean()
+            ),
+            weights_of(bn_runtime),
         )
         options = {"views": 3, "confidence": 1.1, "restore": 0.3, "teacher_momentum": 0.75, "lr": 0.1, "seed": 4}
         adapter = create_adapter("cotta", bn_runtime, **options, **PLAIN)
         np.testing.assert_allclose(adapter.predict(images), target, atol=1e-5)
-        for name, now in bn_runtime.current().items():
-            source = bn_runtime.groups[name]
+        for name in learnable(bn_runtime.groups):
+            source, now = bn_runtime.groups[name], adapter.groups[name]
             student = source - 0.1 * gradients[name]
             np.testing.assert_allclose(adapter.teacher[name], 0.75 * source + 0.25 * student, atol=1e-6)
             back = generator(4, 0, f"restore {name}").random(source.size) < 0.3
@@ -240,8 +256,8 @@ class TestRMT:
         source = bn_runtime(images).logits
         adapter = create_adapter("rmt", bn_runtime, lr=0.05)
         np.testing.assert_allclose(adapter.predict(images), 2 * source, atol=1e-4)
-        student = bn_runtime(images).logits
-        teacher = adapter.with_weights(adapter.teacher, lambda: bn_runtime.forward(images)).numpy()
+        student = bn_runtime(images, adapter.groups).logits
+        teacher = bn_runtime(images, adapter.teacher).logits
         assert np.abs(student - teacher).max() > 1e-2
         np.testing.assert_allclose(adapter.predict(images), student + teacher, atol=1e-4)
 
@@ -252,8 +268,9 @@ class TestRMT:
         np.testing.assert_allclose(prototypes[3], features[labels == 3].mean(axis=0), rtol=1e-5)
         after = []
         for options in ({}, {"prototypes": prototypes, "contrast": 0.0}, {"prototypes": prototypes}):
-            create_adapter("rmt", bn_runtime, **options).predict(images)
-            after.append(np.concatenate(list(bn_runtime.current().values())))
+            adapter = create_adapter("rmt", bn_runtime, **options)
+            adapter.predict(images)
+            after.append(np.concatenate(list(adapter.groups.values())))
         np.testing.assert_array_equal(after[0], after[1])
         assert not np.array_equal(after[0], after[2])
         with pytest.raises(MergettaError, match="no source image of class 3"):
@@ -267,16 +284,20 @@ class TestRMT:
 class TestAdaMerging:
     def test_step_by_hand(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
         experts, source = experts_of(bn_runtime), bn_runtime.groups
-        tasks = {name: np.stack([e.groups[name] - v for e in experts]) for name, v in source.items()}
-        bn_runtime.load({name: v + 0.2 * tasks[name].sum(axis=0) for name, v in source.items()})
-        before = bn_runtime(images).logits
-        gradients = gradients_of(bn_runtime, lambda: entropy(bn_runtime.forward(images)).mean())
+        tasks = {name: np.stack([e.groups[name] - source[name] for e in experts]) for name in learnable(source)}
+        merged = {**source, **{name: source[name] + 0.2 * tasks[name].sum(axis=0) for name in tasks}}
+        before = bn_runtime(images, merged).logits
+        gradients = gradients_of(
+            lambda weights: entropy(bn_runtime.forward(images, weights).logits).mean(), weights_of(bn_runtime, merged)
+        )
         adapter = create_adapter("adamerging", bn_runtime, experts=experts, initial=0.2, lr=0.05, **PLAIN)
         np.testing.assert_allclose(adapter.predict(images), before, atol=1e-4)
         for name, coefficients in adapter.coefficients.items():
             expected = 0.2 - 0.05 * tasks[name] @ gradients[name]  # dL/dλ_m = τ_m · dL/dθ
             np.testing.assert_allclose(coefficients, expected, atol=1e-6)
-            np.testing.assert_allclose(bn_runtime.current()[name], source[name] + coefficients @ tasks[name], atol=1e-6)
+            np.testing.assert_allclose(adapter.groups[name], source[name] + coefficients @ tasks[name], atol=1e-6)
+        for name in set(source) - set(tasks):
+            np.testing.assert_array_equal(adapter.groups[name], source[name])
 
     def test_coefficients_stay_within_bounds(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
         frozen = list(bn_runtime.groups)[:2]
@@ -290,7 +311,7 @@ class TestAdaMerging:
             merged = bn_runtime.groups[name] + 0.3 * sum(
                 e.groups[name] - bn_runtime.groups[name] for e in experts_of(bn_runtime)
             )
-            np.testing.assert_allclose(bn_runtime.current()[name], merged, atol=1e-6)
+            np.testing.assert_allclose(adapter.groups[name], merged, atol=1e-6)
 
     def test_bad_experts(self, bn_runtime: TorchRuntime) -> None:
         with pytest.raises(MergettaError, match="at least one expert"):

@@ -15,7 +15,7 @@ PACKAGE = Path(mergetta.__file__).parent
 TORCH_FREE = (
     "adapters", "adapters.forward_only", "arrays", "bundle", "data.images", "data.lazy", "data.styles.filters",
     "device", "errors", "expert", "family_file", "files", "groups", "losses", "merging", "runtimes.base",
-    "runtimes.onnx_runtime", "seeds", "zeroth_order",
+    "runtimes.onnx_runtime", "seeds", "streams", "zeroth_order",
 )  # fmt: skip
 BLOCK = """
 import sys

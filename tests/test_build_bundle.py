@@ -1,4 +1,4 @@
-"""Algorithm 1 against an independent, entry-by-entry computation, and its edge cases."""
+"""Algorithm 1 against an independent, entry-by-entry computation, and its edge cases; moments as mixtures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mergetta import Expert, MergettaError, build_bundle
+from mergetta import Bundle, Expert, MergettaError, build_bundle
+from mergetta.groups import SMALLEST, kind_of, mixture_shares
 from mergetta.merging.low_rank import adaptive_rank, factorise
 from mergetta.merging.trim import keep_largest
 
@@ -222,3 +223,145 @@ def test_ars_without_rr_keeps_the_largest_task_vectors_and_lumps_the_rest() -> N
     assert np.allclose(bundle.merge()["g"], whole.merge()["g"])
     nothing = build_bundle(base, [base, base], reduce=False)
     assert nothing.dimension == 0
+
+
+NORM = {
+    "bn.weight": np.ones(12, np.float32),
+    "bn.bias": np.zeros(12, np.float32),
+    "bn.running_mean": np.linspace(-1, 1, 12).astype(np.float32),
+    "bn.running_var": np.linspace(0.5, 2, 12).astype(np.float32),
+}
+
+
+def domain_expert(seed: int, spread: float = 1.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: (value * np.exp(0.5 * spread * noise) if kind_of(name) == "variance" else value + spread * noise).astype(
+            np.float32
+        )
+        for name, value in NORM.items()
+        for noise in [rng.normal(size=value.shape)]
+    }
+
+
+def mixture(experts: list[dict[str, np.ndarray]], shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of a mixture of domains, with the source for what is left, by the law of total variance."""
+    pool = [NORM, *experts]
+    weights = np.array([1 - shares.sum(), *shares])
+    means, variances = (np.array([e[f"bn.{k}"] for e in pool], float) for k in ("running_mean", "running_var"))
+    mean = weights @ means
+    return mean, weights @ (variances + (means - mean) ** 2)
+
+
+@pytest.mark.parametrize("initial", [0.1, 1 / 14, 0.02, 0.5, [0.3, *[0.0] * 13], [0.05 * i for i in range(14)]])
+def test_moments_merge_as_a_mixture_of_domains(initial: float | list[float]) -> None:
+    experts = [domain_expert(i) for i in range(14)]
+    merged = build_bundle(NORM, experts, initial=initial, moment_tolerance=0.0).merge()
+    start = np.full(14, initial) if np.ndim(initial) == 0 else np.array(initial)
+    mean, variance = mixture(experts, start / max(1.0, start.sum()))
+    np.testing.assert_allclose(merged["bn.running_mean"], mean, atol=1e-4)
+    np.testing.assert_allclose(merged["bn.running_var"], variance, atol=1e-3, rtol=1e-3)
+
+
+def test_moments_are_not_trimmed_and_may_have_a_higher_rank() -> None:
+    experts = [domain_expert(i) for i in range(9)]
+    bundle = build_bundle(NORM, experts, keep=0.1, max_rank=2, tolerance=0.3)
+    assert {name: len(bundle.basis[name]) <= 2 for name in NORM} == {
+        "bn.weight": True,
+        "bn.bias": True,
+        "bn.running_mean": False,
+        "bn.running_var": False,
+    }
+    for name in ("bn.running_mean", "bn.running_var"):
+        assert np.count_nonzero(bundle.basis[name]) == bundle.basis[name].size
+    same = build_bundle(NORM, experts, keep=None, max_rank=None, tolerance=None, reduce=False)
+    for name in ("bn.running_mean", "bn.running_var"):  # whatever is done to the weights
+        np.testing.assert_array_equal(bundle.basis[name], same.basis[name])
+        np.testing.assert_array_equal(bundle.coefficients[name], same.coefficients[name])
+
+
+def test_the_rank_of_moments_goes_by_their_own_tolerance() -> None:
+    experts = [domain_expert(i) for i in range(9)]
+    ranks = [
+        len(build_bundle(NORM, experts, moment_tolerance=tolerance).basis["bn.running_mean"])
+        for tolerance in (0.9, 0.2, 1e-2, 0.0)
+    ]
+    assert ranks == sorted(ranks)
+    assert ranks[0] == 1
+    assert ranks[-1] == 9
+    assert build_bundle(NORM, experts).settings["moment_tolerance"] == 1e-4
+
+
+def test_no_coefficient_of_a_moment_moves() -> None:
+    bundle = build_bundle(NORM, [domain_expert(i) for i in range(5)], frozen=["bn.bias"])
+    assert bundle.moving == ("bn.weight",)
+    assert bundle.dimension == bundle.coefficients["bn.weight"].size == bundle.flatten().size
+    assert list(bundle.unflatten(bundle.flatten())) == ["bn.weight"]
+    start, moved = bundle.merge(), bundle.merge(bundle.flatten() + 3)
+    assert (start["bn.weight"] != moved["bn.weight"]).any()
+    for name in ("bn.bias", "bn.running_mean", "bn.running_var"):
+        np.testing.assert_array_equal(start[name], moved[name])
+
+
+def test_given_coefficients_of_moments_are_used() -> None:
+    """By name they may be given: zero of all of them is the source."""
+    bundle = build_bundle(NORM, [domain_expert(i) for i in range(5)])
+    nothing = {name: np.zeros_like(w) for name, w in bundle.coefficients.items()}
+    for name, value in bundle.merge(nothing).items():
+        np.testing.assert_allclose(value, NORM[name], atol=1e-6)
+
+
+def test_one_expert_in_full_is_that_expert() -> None:
+    expert = domain_expert(3)
+    merged = build_bundle(NORM, [expert], keep=None, initial=1.0, tolerance=0.0).merge()
+    for name, value in expert.items():
+        np.testing.assert_allclose(merged[name], value, atol=1e-5)
+
+
+def test_experts_that_change_no_moments() -> None:
+    experts = [{**NORM, "bn.weight": domain_expert(i)["bn.weight"]} for i in range(3)]
+    bundle = build_bundle(NORM, experts)
+    assert bundle.coefficients["bn.running_mean"].size == bundle.coefficients["bn.running_var"].size == 0
+    for name in ("bn.running_mean", "bn.running_var"):
+        np.testing.assert_allclose(bundle.merge()[name], NORM[name], rtol=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 1000), min_size=1, max_size=12),
+    st.floats(0.01, 30),
+    st.floats(-2, 2),
+    st.sampled_from([0.0, 1e-4, 0.1, 0.9]),
+    st.integers(0, 2**32),
+)
+def test_merged_groups_can_always_be_used(
+    seeds: list[int], spread: float, initial: float, tolerance: float, seed: int
+) -> None:
+    """However far the experts lie apart and whatever the coefficients: finite, and no variance below the floor."""
+    experts = [domain_expert(s, min(spread, 10.0)) for s in seeds]
+    bundle = build_bundle(NORM, experts, initial=initial, moment_tolerance=tolerance)
+    moved = bundle.flatten() + np.random.default_rng(seed).normal(size=bundle.dimension)
+    again = Bundle.from_bytes(bundle.to_bytes())
+    for merged in (bundle.merge(), bundle.merge(moved), again.merge(moved)):
+        assert all(np.isfinite(value).all() for value in merged.values())
+        assert (merged["bn.running_var"] >= 0.999 * SMALLEST * NORM["bn.running_var"]).all()
+    shares = np.abs(mixture_shares(np.full(len(experts), initial)))
+    assert shares.sum() <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"bn.running_var": -NORM["bn.running_var"]}, "negative variances"),
+        ({"bn.running_mean": np.full(12, np.nan)}, "NaN or infinite"),
+    ],
+)
+def test_experts_with_wrong_moments(changes: dict, sentence: str) -> None:
+    with pytest.raises(MergettaError, match=f"Expert 2.*{sentence}"):
+        build_bundle(NORM, [domain_expert(0), {**domain_expert(1), **changes}])
+
+
+def test_a_base_with_a_mean_alone() -> None:
+    alone = {name: value for name, value in NORM.items() if name != "bn.running_var"}
+    with pytest.raises(MergettaError, match="belong together"):
+        build_bundle(alone, [alone])

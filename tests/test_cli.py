@@ -88,7 +88,7 @@ def test_embedded_images_by_name(tmp_path: Path) -> None:
 def test_inspect_shows_groups_and_blocks() -> None:
     shown = json.loads(mergetta("inspect", "fashion-vit", "--json").stdout)
     assert shown["groups"][-1] == {
-        "group": "norm.bias", "size": 64, "block": 6, "kind": "layer", "frozen by default": True,
+        "group": "norm.bias", "size": 64, "block": 6, "kind": "shift", "frozen by default": True,
     }  # fmt: skip
 
 
@@ -189,10 +189,12 @@ class TestBadInput:
         path = tmp_path / "e.safetensors"
         groups = {f"group/{name}": np.full_like(v, np.nan) for name, v in Expert.load(experts[0]).groups.items()}
         header = {"family": Expert.load(experts[0]).family, "domain": "", "provenance": {}}
-        path.write_bytes(encode(groups, "mergetta.expert", 1, header))
-        self.check("NaN or infinite", "build", path, "--out", out)
         path.write_bytes(encode(groups, "mergetta.expert", 2, header))
+        self.check("NaN or infinite", "build", path, "--out", out)
+        path.write_bytes(encode(groups, "mergetta.expert", 3, header))
         self.check("upgrade mergetta", "build", path, "--out", out)
+        path.write_bytes(encode(groups, "mergetta.expert", 1, header))
+        self.check("make it anew with `mergetta adapt`", "build", path, "--out", out)
 
     def test_markup_is_not_interpreted(self, out: Path, tmp_path: Path) -> None:
         self.check("'[/bold]'", "inspect", "[/bold]")

@@ -56,7 +56,7 @@ def expert_bytes(file: FamilyFile, domain: str, number: int, method: str = "roid
         weights = (0.0, 0.0, 1.7) if change.get("random") else (1.0, 0.9, 0.8)
         task = sum(w * part for w, part in zip(weights, parts, strict=True)) * 0.03 * change.get("length", 1.0)
         groups[each] = base + (-task if change.get("flip") else task)
-    return Expert(groups, file.family, domain, None, {"method": method, "samples": 2000 + 137 * number}).to_bytes()
+    return Expert(groups, file.family, domain, provenance={"method": method, "samples": 2000 + 137 * number}).to_bytes()
 
 
 def reports_of(

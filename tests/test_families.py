@@ -20,7 +20,7 @@ from torch import nn
 
 from mergetta import Family, MergettaError, OnnxRuntime, TorchRuntime, load_family
 from mergetta.data.streams import as_input
-from mergetta.groups import paper_frozen
+from mergetta.groups import learnable, paper_frozen
 from mergetta.models import efficientnet_lite
 from mergetta.models.class_names import CIFAR10, CIFAR100
 from mergetta.models.discovery import find_groups
@@ -162,7 +162,7 @@ class TestArchitectures:
         groups = find_groups(ARCHITECTURES[architecture](**options))
         assert {group.block for group in groups} - {0} == set(range(1, blocks + 1))
         names = {group.name for group in groups if group.name.startswith(frozen)}
-        assert set(paper_frozen(groups)) == names
+        assert set(paper_frozen(groups)) == set(learnable(names))
 
     @pytest.mark.parametrize(("name", "blocks"), [("regnetx_002", 4), ("mobilevit_xxs", 3)])
     def test_a_convolution_with_its_norm_is_no_block(self, name: str, blocks: int) -> None:
@@ -504,7 +504,7 @@ class TestHuggingFace:
         assert family.preprocessing == Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), 32)
         groups = find_groups(family.model)
         assert {group.block for group in groups} == {1, 2, 3, 4}
-        assert TorchRuntime(family)(x.numpy()).statistics.shape == (2, 32)
+        assert TorchRuntime(family)(x.numpy()).signature.shape == (2, 32)
         family.save(tmp_path / "c.safetensors")
         assert load_family(tmp_path / "c.safetensors").fingerprint == family.fingerprint
 
@@ -556,14 +556,16 @@ def test_export(tmp_path: Path) -> None:
     export_onnx(family, tmp_path / "c.onnx")
     pixels = np.random.default_rng(0).random((5, 3, 32, 32)).astype(np.float32)
     runtime, device = TorchRuntime(family), OnnxRuntime(tmp_path / "c.onnx")
-    for share in (0.0, 1.0):
-        np.testing.assert_allclose(device(pixels, share).logits, runtime(pixels, share).logits, atol=1e-4, rtol=1e-4)
+    for given in (0.0, 0.3, 1.0):
+        one, other = (r(pixels, given=given, moments=True) for r in (device, runtime))
+        np.testing.assert_allclose(one.logits, other.logits, atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(one.moments, other.moments, atol=1e-4, rtol=1e-3)
     assert device.structure == runtime.structure
 
 
 def percent_wrong(family: Family, images: np.ndarray, labels: np.ndarray) -> float:
-    runtime = TorchRuntime(family, source_statistics=1.0)
-    logits = [runtime(as_input(images[i : i + 20])).logits for i in range(0, len(images), 20)]
+    runtime = TorchRuntime(family)
+    logits = [runtime(as_input(images[i : i + 20]), given=1.0).logits for i in range(0, len(images), 20)]
     return 100 * float(np.mean(np.concatenate(logits).argmax(axis=1) != labels))
 
 

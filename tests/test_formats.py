@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +19,23 @@ from mergetta.models.family import load_family
 
 def make_expert(**changes: object) -> Expert:
     values = {
-        "groups": {"a.weight": np.arange(3.0), "a.bias": np.zeros(3)},
+        "groups": {
+            "a.weight": np.arange(3.0),
+            "a.bias": np.zeros(3),
+            "a.running_mean": np.array([0.1, 0.2, 0.3]),
+            "a.running_var": np.ones(3),
+        },
         "family": "fam-1",
         "domain": "fog",
-        "statistics": np.ones((2, 4)),
+        "signature": np.ones((2, 4)),
+        "features": np.ones((2, 5)),
         "provenance": {"method": "roid", "samples": 10},
     }
     return Expert(**{**values, **changes})
 
 
 def make_bundle() -> Bundle:
-    base = {"a.weight": np.ones(3), "a.bias": np.zeros(3)}
+    base = {"a.weight": np.ones(3), "a.bias": np.zeros(3), "a.running_mean": np.zeros(3), "a.running_var": np.ones(3)}
     return build_bundle(base, [make_expert()], frozen=["a.bias"])
 
 
@@ -38,7 +45,9 @@ def test_expert_round_trip(tmp_path: Path) -> None:
     again = Expert.load(tmp_path / "e.safetensors", family="fam-1")
     assert (again.family, again.domain, dict(again.provenance)) == ("fam-1", "fog", dict(expert.provenance))
     assert all(np.array_equal(again.groups[name], expert.groups[name]) for name in expert.groups)
-    assert np.array_equal(again.statistics, expert.statistics)
+    assert np.array_equal(again.signature, expert.signature)
+    assert np.array_equal(again.features, expert.features)
+    assert Expert.from_bytes(make_expert(signature=None, features=None).to_bytes()).features is None
     assert again.to_bytes() == expert.to_bytes()
 
 
@@ -58,7 +67,10 @@ def test_files_are_plain_safetensors(tmp_path: Path) -> None:
     assert set(safetensors.numpy.load_file(tmp_path / "e.safetensors")) == {
         "group/a.weight",
         "group/a.bias",
-        "statistics",
+        "group/a.running_mean",
+        "group/a.running_var",
+        "signature",
+        "features",
     }
 
 
@@ -95,6 +107,67 @@ def test_version_from_the_future() -> None:
         Expert.from_bytes(data)
 
 
+@pytest.mark.parametrize(
+    ("read", "format", "sentence"),
+    [
+        (Expert.from_bytes, "mergetta.expert", "older than this mergetta reads .*`mergetta adapt`"),
+        (Bundle.from_bytes, "mergetta.bundle", "older than this mergetta reads .*`mergetta build`"),
+    ],
+)
+def test_an_older_version_says_how_to_make_the_file_anew(read: Callable, format: str, sentence: str) -> None:
+    """Refused for its version alone, whatever it holds."""
+    with pytest.raises(MergettaError, match=sentence):
+        read(encode({"statistics": np.zeros(1)}, format, 1, {"family": "", "domain": "", "provenance": {}}))
+
+
+def test_an_older_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "c").write_bytes(encode({"w": np.zeros(1)}, "mergetta.checkpoint", 1, {"name": "x"}))
+    with pytest.raises(MergettaError, match=r"version 1, older than this mergetta reads \(2\): \w+"):
+        load_family(tmp_path / "c")
+
+
+@pytest.mark.parametrize("version", [0, -1, True, "2", None, 1.5])
+def test_a_version_that_is_none(version: object) -> None:
+    data = encode({"group/a": np.zeros(1)}, "mergetta.expert", version, {})  # type: ignore[arg-type]
+    with pytest.raises(MergettaError, match="no valid format version"):
+        Expert.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"a.running_var": -np.ones(3)}, "negative variances in group 'a.running_var'"),
+        ({"a.running_var": None}, "belong together"),
+        ({"a.running_mean": None}, "belong together"),
+        ({"b.running_mean": np.zeros(2)}, "belong together"),
+        ({"a.running_var": np.ones(2)}, "a.running_var|size|shape"),
+    ],
+)
+def test_moments_that_cannot_be(changes: dict, sentence: str) -> None:
+    """A mean without its variance, or one of another size, would be found only where it is merged."""
+    groups = {n: v for n, v in {**make_expert().groups, **changes}.items() if v is not None}
+    with pytest.raises(MergettaError, match=sentence):
+        make_expert(groups=groups)
+    data = encode(
+        {f"group/{n}": np.asarray(v, np.float32) for n, v in groups.items()},
+        "mergetta.expert",
+        2,
+        {"family": "", "domain": "", "provenance": {}},
+    )
+    with pytest.raises(MergettaError, match=f"the expert cannot be used: .*({sentence})"):
+        Expert.from_bytes(data)
+    nothing = {n: np.zeros((0, len(v))) for n, v in groups.items()}
+    with pytest.raises(MergettaError, match=sentence):
+        Bundle(groups, nothing, {n: np.zeros(0) for n in groups})
+
+
+def test_parts_that_no_expert_has() -> None:
+    header = {"family": "", "domain": "", "provenance": {}}
+    data = encode({"group/a": np.zeros(1, np.float32), "moments": np.zeros((2, 1))}, "mergetta.expert", 2, header)
+    with pytest.raises(MergettaError, match="'moments', which is no part of an expert"):
+        Expert.from_bytes(data)
+
+
 def test_wrong_kind_of_file() -> None:
     with pytest.raises(MergettaError, match=r"is a 'mergetta.bundle' file, but a 'mergetta.expert'"):
         Expert.from_bytes(make_bundle().to_bytes())
@@ -123,7 +196,7 @@ def test_not_finite(value: float) -> None:
     with pytest.raises(MergettaError, match="NaN or infinite"):
         make_expert(groups={"a": np.array([1.0, value])})
     data = encode(
-        {"group/a": np.array([value], np.float32)}, "mergetta.expert", 1, {"family": "", "domain": "", "provenance": {}}
+        {"group/a": np.array([value], np.float32)}, "mergetta.expert", 2, {"family": "", "domain": "", "provenance": {}}
     )
     with pytest.raises(MergettaError, match="NaN or infinite"):
         Expert.from_bytes(data)
@@ -137,9 +210,13 @@ def test_empty_or_misshapen_experts() -> None:
     with pytest.raises(MergettaError, match="a vector is needed"):
         make_expert(groups={"a": np.zeros((2, 2))})
     with pytest.raises(MergettaError, match=r"shape \(2, channels\)"):
-        make_expert(statistics=np.zeros(3))
+        make_expert(signature=np.zeros(3))
     with pytest.raises(MergettaError, match="variances that are not negative"):
-        make_expert(statistics=-np.ones((2, 3)))
+        make_expert(signature=-np.ones((2, 3)))
+    with pytest.raises(MergettaError, match=r"features must have shape \(2, channels\)"):
+        make_expert(features=np.zeros((3, 2)))
+    with pytest.raises(MergettaError, match="features must be finite"):
+        make_expert(features=np.full((2, 2), np.inf))
 
 
 def test_bundles_that_do_not_fit_together() -> None:
@@ -152,7 +229,7 @@ def test_bundles_that_do_not_fit_together() -> None:
 
 
 def test_header_without_what_it_needs() -> None:
-    data = encode({"group/a": np.zeros(1, np.float32)}, "mergetta.expert", 1, {"family": 3})
+    data = encode({"group/a": np.zeros(1, np.float32)}, "mergetta.expert", 2, {"family": 3})
     with pytest.raises(MergettaError, match="no valid 'family'"):
         Expert.from_bytes(data)
 
@@ -183,10 +260,10 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
 def test_checkpoint_that_does_not_fit_its_architecture(tmp_path: Path) -> None:
     header = {"name": "x", "architecture": "small-resnet", "options": {}, "mean": [0.0], "std": [1.0], "classes": ["a"]}
     path = tmp_path / "c.safetensors"
-    path.write_bytes(encode({"conv.weight": np.zeros(1)}, "mergetta.checkpoint", 1, header))
+    path.write_bytes(encode({"conv.weight": np.zeros(1)}, "mergetta.checkpoint", 2, header))
     with pytest.raises(MergettaError, match="does not fit its architecture"):
         load_family(path)
-    path.write_bytes(encode({}, "mergetta.checkpoint", 1, {**header, "architecture": "alexnet"}))
+    path.write_bytes(encode({}, "mergetta.checkpoint", 2, {**header, "architecture": "alexnet"}))
     with pytest.raises(MergettaError, match="does not have"):
         load_family(path)
     with pytest.raises(MergettaError, match="embedded: fashion-bn, fashion-vit"):
@@ -206,7 +283,7 @@ def test_strange_bundle_headers_are_refused_or_harmless(key: str, value: object)
     bundle = make_bundle()
     header = {"family": "f", "groups": list(bundle.base), "frozen": [], "settings": {}, key: value}
     tensors = {f"{k}/{n}": v for k in ("base", "basis", "coefficients") for n, v in getattr(bundle, k).items()}
-    version = header.pop("version", 1)
+    version = header.pop("version", 2)
     try:
         Bundle.from_bytes(encode(tensors, "mergetta.bundle", version, header)).to_bytes()
     except MergettaError as error:
@@ -216,7 +293,7 @@ def test_strange_bundle_headers_are_refused_or_harmless(key: str, value: object)
 @pytest.mark.parametrize(
     "changes",
     [{"std": ["a"]}, {"std": [0.0]}, {"mean": [0.1, 0.2]}, {"classes": ["a"]}, {"classes": [1]}, {"size": "x"},
-     {"statistics": [1.0]}, {"statistics": "x"}, {"options": {"widths": []}}, {"options": {"depth": "x"}}],
+     {"signature": [1.0]}, {"signature": "x"}, {"options": {"widths": []}}, {"options": {"depth": "x"}}],
 )  # fmt: skip
 def test_strange_checkpoint_headers(changes: dict, tmp_path: Path) -> None:
     family = load_family("fashion-bn")
@@ -225,7 +302,7 @@ def test_strange_checkpoint_headers(changes: dict, tmp_path: Path) -> None:
         "classes": list(family.classes), **changes,
     }  # fmt: skip
     tensors = {name: value.numpy() for name, value in family.model.state_dict().items()}
-    (tmp_path / "c").write_bytes(encode(tensors, "mergetta.checkpoint", 1, header))
+    (tmp_path / "c").write_bytes(encode(tensors, "mergetta.checkpoint", 2, header))
     with pytest.raises(MergettaError):
         load_family(tmp_path / "c")
 
@@ -241,7 +318,7 @@ def test_header_that_is_not_json() -> None:
 def test_errors_name_the_file(tmp_path: Path) -> None:
     tensors = {"group/a": np.zeros((2, 2), np.float32)}
     (tmp_path / "bad").write_bytes(
-        encode(tensors, "mergetta.expert", 1, {"family": "", "domain": "", "provenance": {}})
+        encode(tensors, "mergetta.expert", 2, {"family": "", "domain": "", "provenance": {}})
     )
     with pytest.raises(MergettaError, match=r"bad cannot be used: .* a vector is needed"):
         Expert.load(tmp_path / "bad")
@@ -254,4 +331,4 @@ def test_header_is_json(tmp_path: Path) -> None:
     size = int.from_bytes(data[:8], "little")
     header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["mergetta"])
     assert header["format"] == "mergetta.expert"
-    assert header["version"] == 1
+    assert header["version"] == 2

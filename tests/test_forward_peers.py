@@ -121,52 +121,93 @@ class TestLAME:
 class TestBNAlpha:
     def test_share_by_hand(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
         predicted = BNAlpha(bn_runtime).predict(images)  # 16 / (16 + 48) = 0.25
-        np.testing.assert_array_equal(predicted, bn_runtime(images, source_statistics=0.25).logits)
+        np.testing.assert_array_equal(predicted, bn_runtime(images, given=0.25).logits)
         fixed = BNAlpha(bn_runtime, alpha=0.5).predict(images)
-        np.testing.assert_array_equal(fixed, bn_runtime(images, source_statistics=0.5).logits)
+        np.testing.assert_array_equal(fixed, bn_runtime(images, given=0.5).logits)
         for bad in ({"alpha": 1.5}, {"prior": -1.0}):
             with pytest.raises(MergettaError, match="prior"):
                 BNAlpha(bn_runtime, **bad)
 
 
+def one_channel() -> TorchRuntime:
+    """One pixel through one BatchNorm layer with stored moments 0 and 1 into the first logit."""
+    model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.BatchNorm2d(1, eps=0.0), nn.Flatten(), nn.Linear(1, 2))
+    with torch.no_grad():
+        model[0].weight.fill_(1)
+        model[3].weight.copy_(torch.tensor([[1.0], [0.0]]))
+        model[3].bias.zero_()
+    return TorchRuntime(model)
+
+
 class TestAdaBN:
-    def test_running_statistics_by_hand(self) -> None:
-        model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.BatchNorm2d(1, eps=0.0), nn.Flatten(), nn.Linear(1, 2))
-        with torch.no_grad():
-            model[0].weight.fill_(1)
-            model[3].weight.copy_(torch.tensor([[1.0], [0.0]]))
-            model[3].bias.zero_()
-        runtime = TorchRuntime(model)
+    def test_running_moments_by_hand(self) -> None:
+        runtime = one_channel()
         adapter = AdaBN(runtime, momentum=0.1)
         images = np.array([0.0, 1.0], np.float32).reshape(2, 1, 1, 1)  # mean 0.5, variance 0.25
-        stored = runtime(images, source_statistics=1.0).logits
         for mean, variance in ((0.05, 0.925), (0.095, 0.8575)):
             expected = (images.reshape(-1) - mean) / math.sqrt(variance)
+            before = runtime.forwarded
             np.testing.assert_allclose(adapter.predict(images)[:, 0], expected, rtol=1e-5)
-        np.testing.assert_array_equal(runtime(images, source_statistics=1.0).logits, stored)  # left as it was
-        assert adapter.state_dict().keys() == {"1/mean", "1/variance"}
+            assert runtime.forwarded - before == 2  # in one pass
+            np.testing.assert_allclose(adapter.running, [[mean], [variance]], rtol=1e-6)
+        assert adapter.state_dict().keys() == {"running", "batches"}
+
+    def test_decay_by_hand(self) -> None:
+        """DUA: the momentum falls by a factor with every image, and not below the smallest."""
+        images, runtime = np.array([1.0], np.float32).reshape(1, 1, 1, 1), one_channel()  # mean 1, variance 0
+        adapter, mean, variance = AdaBN(runtime, momentum=0.4, decay=0.5, smallest=0.15), 0.0, 1.0
+        for momentum in (0.4, 0.2, 0.15, 0.15):
+            mean, variance = (1 - momentum) * mean + momentum, (1 - momentum) * variance
+            np.testing.assert_allclose(adapter.predict(images)[:, 0], (1 - mean) / math.sqrt(variance), rtol=1e-5)
+            np.testing.assert_allclose(adapter.running, [[mean], [variance]], rtol=1e-6)
+        assert adapter.batches == 4
+
+    def test_a_momentum_below_the_smallest_does_not_rise(self) -> None:
+        images = np.array([1.0], np.float32).reshape(1, 1, 1, 1)
+        adapter = AdaBN(one_channel(), momentum=0.0, decay=0.5)
+        adapter.predict(images)
+        np.testing.assert_array_equal(adapter.running, [[0.0], [1.0]])
 
     def test_momentum_0_is_source_and_1_batch_statistics(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
         source, batch = (create_adapter(name, bn_runtime).predict(images) for name in ("source", "bn-stats"))
-        np.testing.assert_allclose(AdaBN(bn_runtime, momentum=0.0).predict(images), source, atol=1e-5)
-        np.testing.assert_allclose(AdaBN(bn_runtime, momentum=1.0).predict(images), batch, atol=1e-4)
+        np.testing.assert_allclose(AdaBN(bn_runtime, momentum=0.0).predict(images), source, atol=1e-4)
+        np.testing.assert_allclose(AdaBN(bn_runtime, momentum=1.0).predict(images), batch, atol=1e-3)
 
-    def test_needs_torch_where_there_is_batch_norm(self, numpy_runtime: NumpyRuntime, vit: Family) -> None:
-        with pytest.raises(MergettaError, match="AdaBN needs a TorchRuntime"):
-            AdaBN(numpy_runtime)
-        with pytest.raises(MergettaError, match="momentum"):
-            AdaBN(TorchRuntime(vit), momentum=2.0)
+    def test_without_batch_norm_it_is_the_source(self, numpy_runtime: NumpyRuntime, small_images: np.ndarray) -> None:
+        source = numpy_runtime(small_images).logits
+        adapter = AdaBN(numpy_runtime)
+        for _ in range(2):
+            np.testing.assert_array_equal(adapter.predict(small_images), source)
+
+    @pytest.mark.parametrize(
+        "options", [{"momentum": 2.0}, {"momentum": np.nan}, {"decay": 0.0}, {"decay": 1.1}, {"smallest": -1.0}]
+    )
+    def test_bad_options(self, numpy_runtime: NumpyRuntime, options: dict[str, float]) -> None:
+        with pytest.raises(MergettaError, match=next(iter(options))):
+            AdaBN(numpy_runtime, **options)
 
     def test_states(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
-        adapter = AdaBN(bn_runtime)
+        adapter = AdaBN(bn_runtime, decay=0.5)
         adapter.predict(images)
         state = adapter.state_dict()
-        name = next(iter(state))
-        for bad in ({k: v for k, v in state.items() if k != name}, {**state, name: np.zeros(3)}):
-            with pytest.raises(MergettaError, match="does not fit"):
+        running = state["running"]
+        for bad in (
+            {},
+            {"running": running},
+            {"batches": 1},
+            {**state, "running": running[:, 1:]},
+            {**state, "running": running * np.nan},
+            {**state, "running": -running},
+            {**state, "batches": -1},
+            {**state, "batches": 1.5},
+        ):
+            with pytest.raises(MergettaError, match=r"does not fit|negative variances"):
                 adapter.load_state_dict(bad)
-        adapter.load_state_dict({})
-        assert not adapter.running
+        np.testing.assert_array_equal(adapter.running, running)
+        other = AdaBN(bn_runtime, decay=0.5)
+        other.load_state_dict(state)
+        np.testing.assert_array_equal(adapter.predict(images), other.predict(images))
+        assert adapter.batches == other.batches == 2
 
 
 class TestZOA:
@@ -176,8 +217,7 @@ class TestZOA:
         z = 0.5 * draw_segmented(7, 0, (("a.weight", 6), ("a.bias", 6)))
 
         def loss(moved: np.ndarray) -> float:
-            numpy_runtime.load({"a.weight": 1 + moved[:6], "a.bias": moved[6:]})
-            logits, features, _ = numpy_runtime(small_images)
+            logits, features, *_ = numpy_runtime(small_images, {"a.weight": 1 + moved[:6], "a.bias": moved[6:]})
             far = np.mean((features.mean(axis=0) - source.mean) ** 2)
             far += np.mean((features.std(axis=0, ddof=1) - source.std) ** 2)
             return float(entropy(logits).mean() + 2.0 * far)
@@ -189,8 +229,8 @@ class TestZOA:
         logits = adapter.predict(small_images)
         assert numpy_runtime.forwarded == before + 2 * len(small_images)
         np.testing.assert_allclose(adapter.epsilon, expected, rtol=1e-4)
-        numpy_runtime.load({"a.weight": 1 + start[:6], "a.bias": start[6:]})
-        np.testing.assert_allclose(logits, numpy_runtime(small_images).logits, rtol=1e-6)  # predicted before the step
+        as_it_was = {"a.weight": 1 + start[:6], "a.bias": start[6:]}  # predicted before the step
+        np.testing.assert_allclose(logits, numpy_runtime(small_images, as_it_was).logits, rtol=1e-6)
 
     def test_bank_by_hand(self) -> None:
         bank = KnowledgeBank((("a", 2),), limit=2)
@@ -210,7 +250,7 @@ class TestZOA:
 
     def test_a_new_domain_joins_the_bank(self, numpy_runtime: NumpyRuntime) -> None:
         images = np.random.default_rng(0).random((64, 1, 6, 6)).astype(np.float32)
-        adapter = ZOA(numpy_runtime, source_of(numpy_runtime, images), lr=0.01, frozen=())
+        adapter = ZOA(numpy_runtime, source_of(numpy_runtime, images), frozen=(), **CNN._replace(lr=0.01)._asdict())
         for batch in (images, images[::-1], 1 - 0.1 * images[:10]):  # too few images to tell a new domain
             adapter.predict(batch)
         assert len(adapter.bank.vectors) == 1
@@ -229,11 +269,12 @@ class TestZOA:
         adapter = ZOA(bn_runtime, measure_source(bn_runtime, [images]))
         assert adapter.settings == CNN
         assert {group.block for group in bn_runtime.structure if group.name in dict(adapter.sizes)} == {1, 2}
+        assert {group.kind for group in bn_runtime.structure if group.name in dict(adapter.sizes)} == {"scale", "shift"}
         runtime = TorchRuntime(vit)
         adapter = ZOA(runtime, measure_source(runtime, [images]), lr=1.0)
         assert adapter.settings == VIT._replace(lr=1.0)
         assert {group.block for group in runtime.structure if group.name in dict(adapter.sizes)} == {2, 3}
-        assert published_frozen([Group("a", 1, 1, "batch"), Group("b", 1, 2, "batch")]) == {"b"}
+        assert published_frozen([Group("a", 1, 1, "scale"), Group("b", 1, 2, "scale")]) == {"b"}
         for bad in ({"delta": 0.0}, {"frozen": ["x"]}, {"frozen": list(runtime.groups)}):
             with pytest.raises(MergettaError):
                 ZOA(runtime, measure_source(runtime, [images]), **bad)
@@ -262,8 +303,7 @@ class TestFOA:
             outputs, losses, mean = [], [], adapter.back.mean
             candidates = adapter.search.ask()
             for prompts in candidates:
-                runtime.load({**runtime.groups, "prompts": prompts})
-                outputs.append(runtime(batch))
+                outputs.append(runtime(batch, {**runtime.groups, "prompts": prompts}))
                 losses.append(alignment_loss(outputs[-1], outputs[-1].logits, adapter.back, 0.4))
             best = int(np.argmin(losses))
             shift = 0 if mean is None else adapter.back.source.mean - mean
@@ -289,8 +329,7 @@ class TestFOZO:
         start, z = adapter.prompts, draw(4, 0, (("prompts", 12),))
         tried = []
         for sign in (1, -1):
-            runtime.load({**runtime.groups, "prompts": start + sign * 0.5 * z})
-            tried.append(runtime(small_images))
+            tried.append(runtime(small_images, {**runtime.groups, "prompts": start + sign * 0.5 * z}))
         plus, minus = (alignment_loss(output, output.logits, adapter.back, 0.4) for output in tried)
         logits = adapter.predict(small_images)
         np.testing.assert_allclose(logits, tried[int(minus < plus)].logits, rtol=1e-5)
@@ -349,7 +388,7 @@ class TestPromptedRuntime(RuntimeContract):
         assert runtime.family == f"{plain.family}+3-prompts"
         assert runtime.structure == (Group("prompts", 192, 0, "prompts"), *plain.structure)
         assert all(np.array_equal(runtime.groups[name], value) for name, value in plain.groups.items())
-        np.testing.assert_array_equal(runtime(images).statistics, plain(images).statistics)
+        np.testing.assert_array_equal(runtime(images).signature, plain(images).signature)
         assert TorchRuntime(vit).groups.keys() == plain.groups.keys()  # nothing was put into the family's own model
         bundle: Bundle = build_bundle(plain.groups, [plain.groups], family=plain.family)
         with pytest.raises(MergettaError, match="belongs to the family"):
@@ -381,9 +420,7 @@ def test_the_device_runtime_gives_the_same_numbers(images: np.ndarray) -> None:
     source = measure_source(runtime, [images])
     for found, expected in zip(measure_source(device, [images]), source, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-4)
-    for name, options in (("lame", {}), ("bn-alpha", {}), ("zoa", {"source": source})):
+    for name, options in (("lame", {}), ("bn-alpha", {}), ("adabn", {}), ("zoa", {"source": source})):
         first, second = (create_adapter(name, r, **options) for r in (device, runtime))
         for _ in range(2):
             np.testing.assert_allclose(first.predict(images), second.predict(images), atol=2e-3)
-    with pytest.raises(MergettaError, match="AdaBN needs a TorchRuntime"):
-        create_adapter("adabn", device)

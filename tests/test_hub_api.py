@@ -213,6 +213,23 @@ class TestScreening:
         assert {domain for domain, state in states.items() if state == "quarantined"} == set(poison)
         assert_same_merge(fleet.bundle(), [honest(seed) for seed in range(12)])
 
+    def test_poisoned_moments_are_quarantined(self, fleet: Fleet) -> None:
+        """Weights like all others', and moments that would break every layer they are merged into."""
+        fleet.register()
+        poison = {"shifted": expert_of(task_vector(1), "shifted", apart=4.0)}
+        near = {
+            "calm": expert_of(task_vector(2), "calm", apart=0.0),
+            "far": expert_of(task_vector(3), "far", apart=1.0),
+        }
+        for expert in (*poison.values(), *near.values(), *(honest(seed) for seed in range(12))):
+            fleet.upload(expert)
+        fleet.settle()
+        states = fleet.states()
+        assert {domain for domain, state in states.items() if state == "quarantined"} == set(poison)
+        found = fleet.call("GET", f"{EXPERTS}?state=quarantined").json()
+        assert [e["reason"] for e in found] == ["its moments are 13 times as far off as the median ones"]
+        assert_same_merge(fleet.bundle(), [*near.values(), *(honest(seed) for seed in range(12))])
+
     def test_an_administrator_accepts(self, pool: Fleet) -> None:
         odd = pool.upload(expert_of(-task_vector(1), "odd"))["id"]
         pool.settle()

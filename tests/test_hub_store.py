@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mergetta import Bundle, MergettaError, build_bundle
+from mergetta import Bundle, Expert, MergettaError, build_bundle
 from mergetta.hub.blobs import Blobs, digest_of
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
 from mergetta.hub.storage import Conflict, NotThere, Unavailable
@@ -71,6 +71,19 @@ class StoreContract:
                 registered.add_expert(FAMILY, data, "t")
         assert registered.experts(FAMILY) == []
         assert registered.family(FAMILY).generation == 0
+
+    def test_moments_that_no_domain_has(self, registered: Store) -> None:
+        far = {"stem.running_mean": 1e3, "stem.running_var": 1e38}
+        for changes in (["stem.running_mean"], ["stem.running_mean", "stem.running_var"]):
+            groups = {**honest(0).groups, **{name: np.full(8, far[name], np.float32) for name in changes}}
+            with pytest.raises(MergettaError, match="moments are not of this family"):
+                registered.add_expert(FAMILY, Expert(groups, FAMILY, "fog").to_bytes(), "t")
+        assert registered.experts(FAMILY) == []
+
+    def test_how_far_moments_are_apart_is_recorded(self, registered: Store) -> None:
+        entry, _ = registered.add_expert(FAMILY, expert_of(task_vector(0), apart=0.5).to_bytes(), "t")
+        assert entry.moments_apart == pytest.approx(0.5, rel=1e-3)
+        assert registered.expert(entry.id).moments_apart == pytest.approx(0.5, rel=1e-3)
 
     def test_people_overrule_the_screening(self, registered: Store) -> None:
         expert, _ = registered.add_expert(FAMILY, honest(1).to_bytes(), "t")

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from mergetta import Family, MergettaError, OnnxRuntime, TorchRuntime, ZOMerge, build_bundle, load_family
+from mergetta.adapters.forward_only.adabn import AdaBN
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
 from mergetta.models.family import ARCHITECTURES, Preprocessing
 from mergetta.runtimes.base import Runtime
+from mergetta.streams.moments import batch_moments
 
 from .contracts import RuntimeContract
+from .moving import moved
 
 pytest.importorskip("onnxscript")
 
-from mergetta.runtimes.export import to_onnx
+from mergetta.runtimes.export import set_metadata, to_onnx
 
 
 @pytest.fixture(scope="session")
@@ -38,27 +42,85 @@ class TestOnnxRuntime(RuntimeContract):
         return onnx_runtime
 
 
-def moved(runtime: Runtime, scale: float = 0.1) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(3)
-    return {name: value + scale * rng.normal(size=value.shape) for name, value in runtime.groups.items()}
+def changed(runtime: Runtime, scale: float = 0.1) -> dict[str, np.ndarray]:
+    return moved(runtime.groups, np.random.default_rng(3), scale)
 
 
-def assert_same(one: Runtime, other: Runtime, images: np.ndarray, share: float) -> None:
-    for a, b in zip(one(images, share), other(images, share), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+def assert_same(
+    one: Runtime, other: Runtime, images: np.ndarray, groups: dict[str, np.ndarray] | None, given: float
+) -> None:
+    for moments in (False, True):
+        outputs = [runtime(images, groups, given, moments) for runtime in (one, other)]
+        for a, b in zip(*(output[: 3 + moments] for output in outputs), strict=True):
+            np.testing.assert_allclose(a, b, atol=3e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("given", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("batch", [1, 5, 48])
 def test_same_numbers_as_torch(
-    family: Family, onnx_runtime: OnnxRuntime, images: np.ndarray, share: float, batch: int
+    family: Family, onnx_runtime: OnnxRuntime, images: np.ndarray, given: float, batch: int
 ) -> None:
     runtime = TorchRuntime(family)
-    assert_same(runtime, onnx_runtime, images[:batch], share)
-    groups = moved(runtime)
-    runtime.load(groups)
-    onnx_runtime.load(groups)
-    assert_same(runtime, onnx_runtime, images[:batch], share)
+    for groups in (None, changed(runtime)):
+        assert_same(runtime, onnx_runtime, images[:batch], groups, given)
+
+
+def test_images_alone_give_the_source_model(
+    family: Family, exported: dict[str, bytes], onnx_runtime: OnnxRuntime, images: np.ndarray
+) -> None:
+    """Any program that runs ONNX gets from the file what the checkpoint promises, without knowing of groups."""
+    import onnxruntime as ort
+
+    (logits,) = ort.InferenceSession(exported[family.name]).run(["logits"], {"images": images})
+    x = (torch.from_numpy(images) - family.preprocessing.mean[0]) / family.preprocessing.std[0]
+    with torch.no_grad():
+        np.testing.assert_allclose(logits, family.model.eval()(x), atol=1e-4, rtol=1e-4)
+    np.testing.assert_array_equal(logits, onnx_runtime(images, given=1.0).logits)
+
+
+def branches_of(graph: Any) -> Iterator[Any]:
+    return (a.g for node in graph.node if node.op_type == "If" for a in node.attribute if a.HasField("g"))
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_without_need_no_layer_reduces_over_the_batch(int8: bool, images: np.ndarray) -> None:
+    """All reductions behind the stem's are inside branches, and each branch that is not taken has none."""
+    from mergetta.runtimes.quantize import quantize_static
+
+    proto = to_onnx(load_family("fashion-bn"))
+    proto = quantize_static(proto, [images]) if int8 else proto
+    layers = len([g for g in OnnxRuntime(proto.SerializeToString()).structure if g.kind == "mean"])
+    branches = list(branches_of(proto.graph))
+    counts = [sum(node.op_type.startswith("Reduce") for node in branch.node) for branch in branches]
+    assert len(branches) == 2 * layers
+    assert sorted(count > 0 for count in counts) == [False] * layers + [True] * layers
+    outside = [node for node in proto.graph.node if node.op_type in ("ReduceMean", "ReduceSum")]
+    constants = {x.name: x for x in proto.graph.initializer}
+    over_the_batch = [node for node in outside if 0 in axes_of(node, constants)]
+    assert 0 < len(over_the_batch) <= 2  # the signature: mean and variance after the stem
+    norms = {name for node in proto.graph.node if node.op_type == "BatchNormalization" for name in node.input}
+    assert not norms & {name for node in over_the_batch for name in node.output}
+
+
+def axes_of(node: Any, constants: dict[str, Any]) -> list[int]:
+    from onnx import numpy_helper
+
+    if len(node.input) > 1 and node.input[1] in constants:
+        return numpy_helper.to_array(constants[node.input[1]]).reshape(-1).tolist()
+    return [0]  # unknown: counted as one over the batch
+
+
+def test_the_file_tells_nothing_of_the_machine_it_was_made_on(exported: dict[str, bytes]) -> None:
+    """The exporter notes stack traces with every operator, those inside branches included."""
+    import onnx
+
+    for data in exported.values():
+        graph = onnx.load_from_string(data).graph
+        for part in (graph, *branches_of(graph)):
+            assert not [entry.key for node in part.node for entry in node.metadata_props]
+            assert not any(node.doc_string for node in part.node)
+        assert b"site-packages" not in data
+        assert str(Path(__file__).parents[1]).encode() not in data
 
 
 def test_says_what_it_is(family: Family, onnx_runtime: OnnxRuntime) -> None:
@@ -68,14 +130,14 @@ def test_says_what_it_is(family: Family, onnx_runtime: OnnxRuntime) -> None:
     assert all(np.array_equal(onnx_runtime.groups[name], value) for name, value in runtime.groups.items())
     np.testing.assert_array_equal(onnx_runtime.classifier.weight, runtime.classifier.weight)
     np.testing.assert_array_equal(onnx_runtime.classifier.bias, runtime.classifier.bias)
-    np.testing.assert_allclose(onnx_runtime.statistics, runtime.statistics)
+    np.testing.assert_allclose(onnx_runtime.signature, runtime.signature)
     assert tuple(onnx_runtime.metadata["classes"]) == family.classes
 
 
 @pytest.mark.parametrize("loss", ["entropy", "roid", "deyo"])
 def test_same_trajectory_as_torch(family: Family, onnx_runtime: OnnxRuntime, images: np.ndarray, loss: str) -> None:
     runtime = TorchRuntime(family)
-    bundle = build_bundle(runtime.groups, [moved(runtime) for _ in range(3)])
+    bundle = build_bundle(runtime.groups, [changed(runtime) for _ in range(3)])
     one, other = (ZOMerge(r, bundle, loss=loss, lr=1e-3, delta=0.1) for r in (runtime, onnx_runtime))
     for _ in range(4):
         np.testing.assert_allclose(one.predict(images), other.predict(images), atol=1e-3)
@@ -93,8 +155,11 @@ def test_public_architectures(name: str, size: int) -> None:
     family = Family(name, model, Preprocessing((0.5,) * 3, (0.5,) * 3, size), tuple("abcdefg"), f"timm:{name}")
     runtime, device = TorchRuntime(family), OnnxRuntime(to_onnx(family).SerializeToString())
     pixels = np.random.default_rng(0).random((3, 3, size, size)).astype(np.float32)
-    for share in (0.0, 1.0):
-        np.testing.assert_allclose(runtime(pixels, share).logits, device(pixels, share).logits, atol=1e-4, rtol=1e-4)
+    groups = {name: value + 0.1 for name, value in runtime.groups.items()}
+    for given in (0.0, 0.3, 1.0):
+        one, other = (r(pixels, groups, given, moments=True) for r in (runtime, device))
+        np.testing.assert_allclose(one.logits, other.logits, atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(one.moments, other.moments, atol=1e-4, rtol=1e-4)
     assert device.structure == runtime.structure
 
 
@@ -127,11 +192,15 @@ class TestBadModels:
         with pytest.raises(MergettaError, match="not written by `mergetta export`"):
             OnnxRuntime(proto.SerializeToString())
 
-    def test_from_the_future(self) -> None:
-        proto = to_onnx(load_family("fashion-bn"))
-        entry = next(e for e in proto.metadata_props if e.key == "mergetta")
-        entry.value = json.dumps({**json.loads(entry.value), "version": 99})
-        with pytest.raises(MergettaError, match="upgrade mergetta"):
+    @pytest.mark.parametrize(
+        ("version", "sentence"), [(99, "upgrade mergetta"), (1, "older device format .*export it again")]
+    )
+    def test_another_version(self, exported: dict[str, bytes], version: int, sentence: str) -> None:
+        import onnx
+
+        proto = onnx.load_from_string(exported["fashion-bn"])
+        set_metadata(proto, version=version)
+        with pytest.raises(MergettaError, match=sentence):
             OnnxRuntime(proto.SerializeToString())
 
     def test_options(self, exported: dict[str, bytes], images: np.ndarray) -> None:
@@ -140,7 +209,7 @@ class TestBadModels:
         with pytest.raises(MergettaError, match="larger than the 8"):
             OnnxRuntime(exported["fashion-bn"], batch_size=8)(images)
         with pytest.raises(MergettaError, match="between 0 and 1"):
-            OnnxRuntime(exported["fashion-bn"])(images, source_statistics=2.0)
+            OnnxRuntime(exported["fashion-bn"])(images, given=2.0)
         with pytest.raises(MergettaError, match="cannot take images of shape"):
             OnnxRuntime(exported["fashion-vit"])(images[:, :, :14, :14])
 
@@ -158,10 +227,30 @@ def test_int8_stays_accurate_and_adjustable(name: str) -> None:
     errors = [np.mean(r(images).logits.argmax(axis=1) != labels[:400]) for r in (one, other)]
     assert abs(errors[0] - errors[1]) < 0.04
     assert other.structure == one.structure
-    assert all(np.array_equal(other.groups[name], value) for name, value in one.groups.items())
-    groups = moved(one, 0.2)
+    assert all(np.array_equal(other.groups[group], value) for group, value in one.groups.items())
+    groups = changed(one, 0.2)
     before = other(images[:8]).logits
-    for runtime in (one, other):
-        runtime.load(groups)
-    assert np.abs(other(images[:8]).logits - before).max() > 0.5
-    assert np.mean(one(images).logits.argmax(axis=1) == other(images).logits.argmax(axis=1)) > 0.85
+    assert np.abs(other(images[:8], groups).logits - before).max() > 0.5
+    for given in (0.0, 0.3, 1.0):
+        exact_output, output = (r(images, groups, given, moments=True) for r in (one, other))
+        assert np.mean(exact_output.logits.argmax(axis=1) == output.logits.argmax(axis=1)) > 0.85
+        if output.moments.size:
+            (mean, variance), (rough, spread) = (batch_moments(o.moments) for o in (exact_output, output))
+            assert np.abs((mean - rough) / np.sqrt(variance)).mean() < 0.05
+            assert np.median(np.abs(np.log(spread / variance))) < 0.05
+    if name == "fashion-bn":  # ranges of activations that are found on the fly are the batch's
+        alone = other(images[:1], groups, 1.0).logits
+        np.testing.assert_allclose(alone, other(images, groups, 1.0).logits[:1], atol=1e-3)
+
+
+class TestAdaBN:
+    """It needs nothing but moments, so that it runs on devices."""
+
+    @pytest.mark.parametrize("decay", [1.0, 0.5])
+    def test_the_same_as_torch(
+        self, family: Family, onnx_runtime: OnnxRuntime, images: np.ndarray, decay: float
+    ) -> None:
+        one, other = (AdaBN(r, decay=decay) for r in (TorchRuntime(family), onnx_runtime))
+        for part in (images[:1], images[:7], images, images[::-1]):
+            np.testing.assert_allclose(one.predict(part), other.predict(part), atol=1e-3, rtol=1e-3)
+        np.testing.assert_allclose(one.running, other.running, atol=1e-4, rtol=1e-4)

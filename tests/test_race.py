@@ -64,21 +64,13 @@ def test_one_round_at_most() -> None:
     np.testing.assert_allclose(race.standing, 1 / 8)
 
 
-def test_where_no_prediction_is_varied_variety_is_no_merit() -> None:
-    for mean_entropies, best in (([1.0, 1.5, 1.4], 1), ([0.3, 0.8, 0.4], 0)):
-        race = Race(np.zeros(3), temperature=0.01, varied=0.6, rounds=1)
-        for mean, each in zip(mean_entropies, (0.1, 0.2, 0.3), strict=True):
-            race.enter(mean, each)
-        assert race.standing.argmax() == best
-
-
 def test_what_broke_once_has_lost() -> None:
-    race = Race(np.zeros(3), temperature=0.01, varied=0.6)
+    race = Race(np.zeros(3), temperature=0.01)
     for mean, each in ((0.0, BROKEN), (1.0, 0.5), (1.0, 0.6)):
         race.enter(mean, each)
     assert race.field.tolist() == [1, 2]
     assert race.standing[0] == 0
-    for mean, each in ((0.4, BROKEN), (0.4, 0.6)):  # in later rounds too, and it is no measure for variety
+    for mean, each in ((0.4, BROKEN), (0.4, 0.6)):  # in later rounds too
         race.enter(mean, each)
     assert race.standing.tolist() == [0, 0, 1]
 

@@ -376,3 +376,59 @@ def test_bad_options(options: dict, sentence: str) -> None:
 def test_bad_pool(base: dict, keep: float) -> None:
     with pytest.raises(MergettaError):
         Pool(base, keep)
+
+
+def with_moments(rng: np.random.Generator, count: int, size: int = 12) -> tuple[dict[str, np.ndarray], Experts]:
+    """A BatchNorm layer and experts of a few kinds, whose moments differ."""
+    base = {
+        "bn.weight": np.ones(size, np.float32),
+        "bn.running_mean": rng.normal(size=size).astype(np.float32),
+        "bn.running_var": rng.uniform(0.5, 2, size).astype(np.float32),
+    }
+    experts = normal(rng, base, count)
+    return base, [{**e, "bn.running_var": base["bn.running_var"] * np.exp(e["bn.weight"] / 4)} for e in experts]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12, 40])
+@pytest.mark.parametrize("initial", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("keep", [None, 0.4])
+def test_moments_as_in_build_bundle(rng: np.random.Generator, count: int, initial: float, keep: float | None) -> None:
+    """Untrimmed, of any rank, with the shares of a mixture that depend on how many experts there are."""
+    base, experts = with_moments(rng, count)
+    pool = filled(base, experts, keep)
+    expected = build_bundle(base, experts, keep, initial=initial)
+    assert_same(pool.bundle(initial=initial), expected, 1e-4)
+    assert pool.bundle(initial=initial).settings == expected.settings
+    assert len(expected.basis["bn.running_mean"]) == min(count, 12) or count > 5
+    if count > 1:
+        rest = build_bundle(base, experts[1:], keep, initial=initial)
+        assert_same(pool.bundle(initial=initial, without=experts[:1]), rest, 1e-4)
+        pool.remove(experts[0])
+        assert_same(pool.bundle(initial=initial), rest, 1e-4)
+
+
+def test_moments_of_wide_layers(rng: np.random.Generator) -> None:
+    """Where weights are searched in a Krylov space and moments, whose rank nothing limits, cannot be."""
+    base, experts = with_moments(rng, 9, 200)
+    found, expected = filled(base, experts).bundle(initial=0.1), build_bundle(base, experts, initial=0.1)
+    assert_same(found, expected, 1e-4)
+    assert len(found.basis["bn.running_mean"]) == 9
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-3, 0.3])
+def test_the_tolerance_of_moments(rng: np.random.Generator, tolerance: float) -> None:
+    base, experts = with_moments(rng, 9)
+    found = filled(base, experts).bundle(initial=0.1, moment_tolerance=tolerance)
+    assert_same(found, build_bundle(base, experts, initial=0.1, moment_tolerance=tolerance), 1e-4)
+
+
+def test_wrong_moments_do_not_get_into_a_pool(rng: np.random.Generator) -> None:
+    base, experts = with_moments(rng, 3)
+    pool = filled(base, experts)
+    before = pool.bundle(initial=0.1).to_bytes()
+    with pytest.raises(MergettaError, match="negative variances"):
+        pool.add({**experts[0], "bn.running_var": -experts[0]["bn.running_var"]})
+    with pytest.raises(MergettaError, match="belong together"):
+        Pool({"bn.running_mean": np.zeros(2)})
+    assert pool.count == 3
+    assert pool.bundle(initial=0.1).to_bytes() == before

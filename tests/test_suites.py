@@ -153,20 +153,20 @@ def test_styles(tmp_path: Path, styles: int, initial: float) -> None:
 
 
 def test_the_source_model_s_place_in_cola_s_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Feature statistics from clean images, where there are any."""
+    """Its signature from clean images, where there are any."""
     from mergetta.bench.protocol import family_of
 
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = style_folder(tmp_path, 2)
     suite = load_suite("cifar10-c", "mine:family", folder=folder)
-    found = family_of(suite).statistics
+    found = family_of(suite).signature
     assert found is not None and found.shape == (2, 16)
     (folder / "cifar10_test.npz").rename(folder / "elsewhere.npz")
     for name in ("fog", "labels"):
         np.save(folder / f"{name}.npy", np.zeros((5, 32, 32, 3), np.uint8) if name == "fog" else np.zeros(5, np.int64))
     moved = folder.rename(tmp_path / "published")
-    assert family_of(load_suite("cifar10-c", "mine:family", folder=moved)).statistics is None
+    assert family_of(load_suite("cifar10-c", "mine:family", folder=moved)).signature is None
 
 
 def test_experts_from_other_images(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_forward_only_methods_on_the_model_of_a_device() -> None:
     moved = {name for name, settings in suite.methods.items() if settings.runtime == "int8"}
     assert {"source", "cola", "zo-merge-plus", "zoa"} <= moved
     assert not moved & {"roid", "tent", "foa", "fozo", "roid-mirror"}  # gradients, prompts: no such model has them
-    assert load_suite("fashion-bn").on("onnx").peers["adabn"].runtime is None  # reaches into the network
+    assert load_suite("fashion-bn").on("onnx").peers["adabn"].runtime == "onnx"  # moments are an output of it
     with pytest.raises(ValueError, match="PyTorch's runtime"):
         MethodSettings(adapter="foa", runtime="int8")
     with pytest.raises(MergettaError, match="onnx or int8"):

@@ -93,7 +93,7 @@ class TestSwap:
     def test_another_bundle(self) -> None:
         governor = self.adapted()
         steps, prior = governor.adapter.steps, governor.adapter.loss.mean_prediction
-        before = governor.adapter.runtime.current
+        before = governor.adapter.merged()
         governor.swap(make_bundle(1))
         assert governor.state == ADAPTING
         assert governor.shifts == 0
@@ -101,7 +101,7 @@ class TestSwap:
         np.testing.assert_array_equal(governor.adapter.loss.mean_prediction, prior)
         governor.predict(domain(0, 1)[0])
         assert governor.adapter.steps == steps + 1
-        assert any((governor.adapter.runtime.current[n] != before[n]).any() for n in before)
+        assert any((governor.adapter.merged()[n] != before[n]).any() for n in before)
 
     def test_one_that_does_not_fit_changes_nothing(self) -> None:
         governor = self.adapted()

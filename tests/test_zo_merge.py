@@ -57,8 +57,7 @@ def test_the_batch_is_predicted_before_the_step(numpy_runtime: NumpyRuntime) -> 
     bundle = make_bundle(numpy_runtime)
     images = batches(1)[0]
     logits = ZOMerge(numpy_runtime, bundle, lr=1.0).predict(images)
-    numpy_runtime.load(bundle.merge())
-    np.testing.assert_array_equal(logits, numpy_runtime(images).logits)
+    np.testing.assert_array_equal(logits, numpy_runtime(images, bundle.merge()).logits)
 
 
 W = (("w", 2),)

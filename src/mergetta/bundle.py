@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,17 @@ from numpy.typing import NDArray
 
 from mergetta.errors import MergettaError
 from mergetta.files import decode, encode, expect, expect_names, read_bytes, write_atomically
-from mergetta.groups import GroupValues, Vector, check_groups
+from mergetta.groups import GroupValues, Vector, as_mixed, check_groups, from_mixed, learnable, moment_pairs
 
-FORMAT, VERSION = "mergetta.bundle", 1
+FORMAT, VERSION = "mergetta.bundle", 2
 
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
     """Base groups θ₀, bases V_r and coefficients w_r per group; the merged group is θ₀ + w_r V_r.
+
+    Means and second moments of BatchNorm layers merge in the same way: their coefficients are those of a mixture of
+    domains, and no step moves them. Of a second moment and a mean comes the merged variance.
 
     >>> bundle = Bundle({"g": np.zeros(2)}, {"g": np.array([[0.0, 1.0]])}, {"g": np.array([0.5])})
     >>> bundle.dimension, bundle.merge()["g"].tolist()
@@ -35,6 +38,8 @@ class Bundle:
     frozen: tuple[str, ...] = ()
     """Groups that are merged with their initial coefficients and not optimised."""
     family: str = ""
+    worth: Mapping[str, float] = field(default_factory=dict)
+    """How many images the merged moments of a BatchNorm layer count for beside a stream, by the name of its mean."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """How it was built: trim, rank, tolerance, number of experts."""
 
@@ -46,6 +51,7 @@ class Bundle:
         if not self.base:
             raise MergettaError("A bundle needs at least one group.")
         check_groups(self.base, self.base, "The bundle's base")
+        moment_pairs(self.base)
         for name in ("basis", "coefficients"):
             if set(getattr(self, name)) != set(self.base):
                 raise MergettaError(f"The bundle's {name} has other groups than its base.")
@@ -58,6 +64,9 @@ class Bundle:
                 )
             if not (np.isfinite(basis).all() and np.isfinite(coefficients).all()):
                 raise MergettaError(f"The bundle holds NaN or infinite values in group {name!r}.")
+        strange = set(self.worth) - {mean for mean, _ in moment_pairs(self.base)}
+        if strange or not all(0 < images < np.inf for images in self.worth.values()):
+            raise MergettaError("The bundle must count its moments as positive numbers of images, by layer.")
         unknown = set(self.frozen) - set(self.base)
         if unknown:
             raise MergettaError(f"Cannot freeze {min(unknown)!r}: the model has no such group.")
@@ -66,7 +75,9 @@ class Bundle:
     def moving(self) -> tuple[str, ...]:
         """Groups whose coefficients are optimised."""
         frozen = set(self.frozen)
-        return tuple(name for name, w in self.coefficients.items() if name not in frozen and w.size)
+        return tuple(
+            name for name in learnable(self.coefficients) if name not in frozen and self.coefficients[name].size
+        )
 
     @property
     def dimension(self) -> int:
@@ -100,9 +111,10 @@ class Bundle:
         for name, w in named.items():
             if name not in self.base or np.shape(w) != self.coefficients[name].shape:
                 raise MergettaError(f"These coefficients do not fit the bundle: group {name!r}.")
-        merged = self._packed.merge(self.flatten({**self.coefficients, **named}))
-        fixed = named.keys() - {name for name, _ in self.sizes}
-        return merged | {name: self.base[name] + np.float32(named[name]) @ self.basis[name] for name in fixed}
+        fixed = {name: named.pop(name) for name in list(named) if name not in self.moving}
+        if fixed:
+            return replace(self, coefficients={**self.coefficients, **fixed}).merge(named)
+        return self._packed.merge(self.flatten({**self.coefficients, **named}))
 
     @cached_property
     def _packed(self) -> Packed:
@@ -118,13 +130,14 @@ class Bundle:
             "family": self.family,
             "groups": list(self.base),
             "frozen": list(self.frozen),
+            "worth": dict(self.worth),
             "settings": dict(self.settings),
         }
         return encode(tensors, FORMAT, VERSION, header)
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the bundle") -> Bundle:
-        tensors, header = decode(data, FORMAT, VERSION, source)
+        tensors, header = decode(data, FORMAT, VERSION, source, "make it anew with `mergetta build`")
         names = expect_names(header, "groups", source)
         parts: dict[str, dict[str, Any]] = {}
         for kind in ("base", "basis", "coefficients"):
@@ -134,9 +147,11 @@ class Bundle:
             parts[kind] = {name: tensors[f"{kind}/{name}"] for name in names}
         frozen = tuple(expect_names(header, "frozen", source))
         family = expect(header, "family", str, source)
-        settings = expect(header, "settings", dict, source)
+        settings, worth = expect(header, "settings", dict, source), expect(header, "worth", dict, source)
+        if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in worth.values()):
+            raise MergettaError(f"{source} has no valid 'worth' in its header.")
         try:
-            return cls(**parts, frozen=frozen, family=family, settings=settings)
+            return cls(**parts, frozen=frozen, family=family, worth=worth, settings=settings)
         except MergettaError as error:
             raise MergettaError(f"{source} cannot be used: {error}") from error
 
@@ -163,7 +178,8 @@ class Packed:
         self.sizes = [base.size for base in bundle.base.values()]
         ends = np.cumsum(self.sizes)
         self.slices = [(n, slice(e - size, e)) for n, size, e in zip(bundle.base, self.sizes, ends, strict=True)]
-        self.base = np.concatenate(list(bundle.base.values()))
+        self.source = bundle.base
+        self.base = np.concatenate(list(as_mixed(bundle.base).values()))
         rank = max(len(basis) for basis in bundle.basis.values())
         self.basis = np.zeros((rank, self.base.size), np.float32)
         self.start = np.zeros((rank, len(self.sizes)), np.float32)
@@ -180,4 +196,4 @@ class Packed:
         w = self.start.copy()
         w[self.moves] = coefficients
         merged = self.base + np.einsum("rd,rd->d", np.repeat(w, self.sizes, axis=1), self.basis)
-        return {name: merged[where] for name, where in self.slices}
+        return from_mixed({name: merged[where] for name, where in self.slices}, self.source)

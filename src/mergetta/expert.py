@@ -1,4 +1,4 @@
-"""An expert: the groups that a strong device adapted on one domain, with feature statistics and provenance."""
+"""An expert: the groups that a strong device adapted on one domain, with moments, signature and provenance."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from mergetta.errors import MergettaError
 from mergetta.files import decode, encode, expect, read_bytes, write_atomically
 from mergetta.groups import GroupValues, check_groups
 
-FORMAT, VERSION = "mergetta.expert", 1
+FORMAT, VERSION = "mergetta.expert", 2
+PARTS = ("signature", "features", "spread")
 
 
-def check_statistics(statistics: NDArray[Any]) -> None:
+def check_moments(moments: NDArray[Any], what: str) -> None:
     """Raise unless this is a mean and a variance per channel."""
-    if statistics.ndim != 2 or len(statistics) != 2 or not statistics.size:
-        raise MergettaError(f"Feature statistics must have shape (2, channels), not {statistics.shape}.")
-    if not np.isfinite(statistics).all() or (statistics[1] < 0).any():
-        raise MergettaError("Feature statistics must be finite, with variances that are not negative.")
+    if moments.ndim != 2 or len(moments) != 2 or not moments.size:
+        raise MergettaError(f"{what} must have shape (2, channels), not {moments.shape}.")
+    if not np.isfinite(moments).all() or (moments[1] < 0).any():
+        raise MergettaError(f"{what} must be finite, with variances that are not negative.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +36,18 @@ class Expert:
     """
 
     groups: GroupValues
-    """Adapted values, one vector per group."""
+    """Adapted scales and shifts and, for BatchNorm, the moments that belong to them; one vector per group."""
     family: str = ""
     """Fingerprint of the source model that was adapted."""
     domain: str = ""
-    statistics: NDArray[np.floating[Any]] | None = None
-    """Per-channel mean and variance after the stem, (2, C): how CoLA tells domains apart."""
+    signature: NDArray[np.floating[Any]] | None = None
+    """Per-channel mean and variance after the stem, (2, C): how one domain is told from another."""
+    features: NDArray[np.floating[Any]] | None = None
+    """Mean and variance of the classifier's input, (2, F): what alignment goes by where there is no BatchNorm."""
+    spread: NDArray[np.floating[Any]] | None = None
+    """(2, layers): how much an image's own mean, and second moment, varies between images, on average over the channels
+    of each BatchNorm layer (or of the features); so it is known how many images tell the domain.
+    """
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """How it was made: method, samples, seed, settings."""
 
@@ -50,29 +57,31 @@ class Expert:
         groups = {name: np.asarray(vector, dtype=np.float32) for name, vector in self.groups.items()}
         check_groups(groups, groups, "The expert")
         object.__setattr__(self, "groups", groups)
-        if self.statistics is not None:
-            statistics = np.asarray(self.statistics, dtype=np.float32)
-            check_statistics(statistics)
-            object.__setattr__(self, "statistics", statistics)
+        for part in PARTS:
+            if getattr(self, part) is not None:
+                moments = np.asarray(getattr(self, part), dtype=np.float32)
+                check_moments(moments, f"The expert's {part}")
+                if part == "spread" and (moments < 0).any():
+                    raise MergettaError("The expert's spread must not be negative.")
+                object.__setattr__(self, part, moments)
 
     def to_bytes(self) -> bytes:
         tensors = {f"group/{name}": vector for name, vector in self.groups.items()}
-        if self.statistics is not None:
-            tensors["statistics"] = self.statistics
+        tensors |= {part: value for part in PARTS if (value := getattr(self, part)) is not None}
         header = {"family": self.family, "domain": self.domain, "provenance": dict(self.provenance)}
         return encode(tensors, FORMAT, VERSION, header)
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the expert") -> Expert:
-        tensors, header = decode(data, FORMAT, VERSION, source)
+        tensors, header = decode(data, FORMAT, VERSION, source, "make it anew with `mergetta adapt`")
         groups = {name.removeprefix("group/"): t for name, t in tensors.items() if name.startswith("group/")}
-        unknown = [name for name in tensors if not name.startswith("group/") and name != "statistics"]
+        unknown = [name for name in tensors if not name.startswith("group/") and name not in PARTS]
         if unknown:
             raise MergettaError(f"{source} holds {min(unknown)!r}, which is no part of an expert.")
         family, domain = (expect(header, key, str, source) for key in ("family", "domain"))
         provenance = expect(header, "provenance", dict, source)
         try:
-            return cls(groups, family, domain, tensors.get("statistics"), provenance)
+            return cls(groups, family, domain, **{part: tensors.get(part) for part in PARTS}, provenance=provenance)
         except MergettaError as error:
             raise MergettaError(f"{source} cannot be used: {error}") from error
 

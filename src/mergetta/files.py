@@ -72,8 +72,12 @@ def encode(tensors: Mapping[str, NDArray[Any]], format: str, version: int, heade
     return safetensors.numpy.save(contiguous, metadata={"mergetta": text})
 
 
-def decode(data: bytes, format: str, version: int, source: str = "the data") -> tuple[Tensors, dict[str, Any]]:
-    """Tensors and header of a mergetta file, or one sentence on why they cannot be used."""
+def decode(
+    data: bytes, format: str, version: int, source: str = "the data", anew: str = "make it anew"
+) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors and header of a mergetta file, or one sentence on why they cannot be used; `anew` says what to do with an
+    older one.
+    """
     header = read_header(data, source)
     found = header.get("format")
     if found != format:
@@ -84,6 +88,10 @@ def decode(data: bytes, format: str, version: int, source: str = "the data") -> 
     if number > version:
         raise MergettaError(
             f"{source} has {format} version {number}, newer than this mergetta reads ({version}): upgrade mergetta."
+        )
+    if number < version:
+        raise MergettaError(
+            f"{source} has {format} version {number}, older than this mergetta reads ({version}): {anew}."
         )
     try:
         tensors = safetensors.numpy.load(data)

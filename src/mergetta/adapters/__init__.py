@@ -24,9 +24,6 @@ class Method:
     prompts: bool = False
     """Whether it moves prompts, which its runtime must then have (`PromptedRuntime`)."""
 
-    torch: bool = False
-    """Whether, though forward-only, it reaches into the network, which only PyTorch's runtime allows."""
-
     @property
     def backprop(self) -> bool:
         return self.path.startswith("backprop.")
@@ -34,7 +31,7 @@ class Method:
     @property
     def deployable(self) -> bool:
         """Whether it runs on the model of a device."""
-        return not (self.backprop or self.prompts or self.torch)
+        return not (self.backprop or self.prompts)
 
     def load(self) -> type[Adapter]:
         module, _, name = self.path.partition(":")
@@ -55,7 +52,7 @@ METHODS: dict[str, Method] = {
     "t3a": Method("forward_only.t3a:T3A"),
     "lame": Method("forward_only.lame:LAME"),
     "bn-alpha": Method("forward_only.bn_alpha:BNAlpha"),
-    "adabn": Method("forward_only.adabn:AdaBN", torch=True),
+    "adabn": Method("forward_only.adabn:AdaBN"),
     "zoa": Method("forward_only.zoa:ZOA", needs="source", measured="source"),
     "foa": Method("forward_only.foa:FOA", needs="source", measured="source", prompts=True),
     "fozo": Method("forward_only.fozo:FOZO", needs="source", measured="source", prompts=True),

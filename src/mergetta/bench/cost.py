@@ -106,9 +106,9 @@ def some_experts(runtime: Runtime) -> list[Expert]:
     rng = np.random.default_rng(0)
     return [
         Expert(
-            {n: v + 0.01 * rng.normal(size=v.shape) for n, v in runtime.groups.items()},
+            {n: v + 0.01 * np.abs(rng.normal(size=v.shape)) for n, v in runtime.groups.items()},
             runtime.family,
-            statistics=runtime.statistics,
+            signature=runtime.signature,
         )
         for _ in range(14)
     ]

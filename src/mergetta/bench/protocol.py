@@ -17,7 +17,7 @@ import torch
 from mergetta.adapters import accepted_options, create_adapter, find_method
 from mergetta.adapters.backprop.base import BackpropAdapter
 from mergetta.adapters.backprop.eata import estimate_fisher
-from mergetta.adapters.backprop.expert_training import Moments, Training
+from mergetta.adapters.backprop.expert_training import Training
 from mergetta.adapters.backprop.rmt import source_prototypes
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.cola import source_expert
@@ -31,7 +31,7 @@ from mergetta.data.sources import Source, open_source
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import Vector, last_blocks
+from mergetta.groups import Vector, has_batch_norm, last_blocks
 from mergetta.losses.probabilities import softmax
 from mergetta.merging import LOSS_OF, build_bundle
 from mergetta.merging.recipes import merge_by_recipe
@@ -40,6 +40,7 @@ from mergetta.runtimes.onnx_runtime import OnnxRuntime
 from mergetta.runtimes.prompted import PromptedRuntime
 from mergetta.runtimes.torch_runtime import TorchRuntime
 from mergetta.seeds import generator
+from mergetta.streams.moments import StreamMoments
 
 PROTOCOL = 1
 """Raise it when this file measures something else: all results are then measured again."""
@@ -72,22 +73,25 @@ def load_once(family: str, checkpoint: Path | None) -> Family:
 
 
 @lru_cache(maxsize=4)
-def with_statistics(name: str, checkpoint: Path | None, kind: str, folder: Path | None) -> Family:
-    """The family, with the feature statistics of clean images if it comes without: the source model's place in CoLA's
+def with_signature(name: str, checkpoint: Path | None, kind: str, folder: Path | None) -> Family:
+    """The family, with the signature of clean images if it comes without one: the source model's place in CoLA's
     pool. Without clean images the source model is not in the pool.
     """
     family = load_once(name, checkpoint)
-    clean = clean_images(kind, folder, STATISTICS) if family.statistics is None else None
+    clean = clean_images(kind, folder, STATISTICS) if family.signature is None else None
     if clean is None:
         return family
-    moments, runtime = Moments(), TorchRuntime(family, source_statistics=1.0)
+    runtime, seen = TorchRuntime(family), []
     for images, labels in clean.stream(0, 100):
-        moments.add(to_numpy(runtime(images).statistics), len(labels))
-    return dataclasses.replace(family, statistics=moments.value())
+        seen.append((to_numpy(runtime(images, given=1.0).signature), len(labels)))
+    moments = StreamMoments(seen[0][0].shape[1])
+    for signature, count in seen:
+        moments.add(signature, count)
+    return dataclasses.replace(family, signature=moments.value().astype(np.float32))
 
 
 def family_of(suite: Suite) -> Family:
-    return with_statistics(suite.family, suite.checkpoint, suite.data, suite.folder)
+    return with_signature(suite.family, suite.checkpoint, suite.data, suite.folder)
 
 
 @lru_cache(maxsize=2)
@@ -223,8 +227,8 @@ def cell_key(suite: Suite, cell: Cell) -> str:
         "code": code_digest(*code),
     }
     if method.needs == "experts":
-        statistics = family_of(suite).statistics
-        facts["statistics"] = None if statistics is None else statistics.tolist()
+        signature = family_of(suite).signature
+        facts["signature"] = None if signature is None else signature.tolist()
     if method.measured or settings.runtime == "int8":
         facts["clean"] = clean_images(suite.data, suite.folder, 1) is not None
     if suite.first:
@@ -240,9 +244,9 @@ def device_model(family: str, checkpoint: Path | None, kind: str, folder: Path |
     from mergetta.runtimes.export import to_onnx
     from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
 
-    loaded = with_statistics(family, checkpoint, kind, folder)
+    loaded = with_signature(family, checkpoint, kind, folder)
     model = to_onnx(loaded)
-    if int8 and any(group.kind == "batch" for group in TorchRuntime(loaded).structure):
+    if int8 and has_batch_norm(TorchRuntime(loaded).structure):
         clean = clean_images(kind, folder, CALIBRATION)
         if clean is None:
             raise MergettaError("int8 needs clean images to calibrate on, and these data have none.")
@@ -275,7 +279,7 @@ def measured(
     if device:
         model = OnnxRuntime(device_model(family, checkpoint, kind, folder, device == "int8"), threads=1)
         return measure_source(model, (images for images, _ in batches))
-    runtime = TorchRuntime(with_statistics(family, checkpoint, kind, folder))
+    runtime = TorchRuntime(with_signature(family, checkpoint, kind, folder))
     if what == "prototypes":
         every = len(np.unique(clean.labels)) == len(runtime.classifier.bias)
         return source_prototypes(runtime, batches) if every else None
@@ -312,7 +316,7 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime | OnnxRuntime, store:
         elif needs == method.measured:
             raise MergettaError(f"{suite.name} has no clean images, which {settings.adapter} needs.")
     if needs == "experts":
-        known = [] if runtime.statistics is None else [source_expert(runtime)]
+        known = [] if runtime.signature is None else [source_expert(runtime)]
         options["experts"] = [*known, *pool(suite, cell, store)]
     elif settings.bundle is not None:
         options["bundle"] = build(runtime, settings.bundle, pool(suite, cell, store), cell.seed)
@@ -342,7 +346,7 @@ def with_mirrored(logits: Array, images: Array, adapter: Adapter, runtime: Torch
     """
     mirrored = np.ascontiguousarray(images[:, :, :, ::-1])
     if isinstance(adapter, BackpropAdapter):
-        second = adapter.returned(torch.from_numpy(runtime(mirrored).logits)).numpy()
+        second = adapter.returned(torch.from_numpy(runtime(mirrored, adapter.groups).logits)).numpy()
     else:
         second = adapter.predict(mirrored)
     return np.asarray(np.log(softmax(logits) / 2 + softmax(second) / 2 + 1e-12))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STEPS = ("loss", "lr", "delta", "sides", "every", "max_steps", "budget", "seed")
 """Options of the paper's method."""
-PLUS = ("mirror", "guard")
+PLUS = ("mirror",)
 """Options of zo-merge-plus."""
 LINK = ("verify_key", "ca", "device", "hub_folder", "refresh", "exclude", "exclude_own")
 """Options of what a hub gives."""
@@ -70,13 +70,6 @@ def command(
             "means the same: not for text, digits, left and right."
         ),
     ] = True,
-    guard: Annotated[
-        bool,
-        typer.Option(
-            help="With --experts and BatchNorm: leave batches that look like a few classes only to the source model. "
-            "Not for streams in which some classes are always rare."
-        ),
-    ] = True,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,
     seed: Annotated[int, typer.Option(help="Of the random directions.")] = 0,
@@ -98,6 +91,7 @@ def command(
 
     Example: `mergetta run --model m.onnx --experts experts/ --images photos/`
     """
+    from mergetta.adapters.forward_only.normaliser import Normaliser
     from mergetta.adapters.forward_only.zo_merge import ZOMerge
     from mergetta.adapters.forward_only.zo_merge_plus import ZOMergePlus
     from mergetta.bundle import Bundle
@@ -134,12 +128,13 @@ def command(
         governor: Governor | Steady
         if experts is not None:
             pool, source = load_experts(experts, runtime.family), runtime.metadata.get("features")
-            governor = Steady(ZOMergePlus(runtime, pool, source, mirror=mirror, guard=guard))
+            governor = Steady(ZOMergePlus(runtime, pool, source, mirror=mirror))
         else:
             if delta is None:
                 delta = float(runtime.metadata.get("delta", 0.1))
             chosen = str(loss or merged.settings.get("loss") or "roid")
-            adapter = ZOMerge(runtime, merged, chosen, lr=lr, delta=delta, sides=sides, seed=seed, keep_history=1000)
+            normalise = Normaliser.of_bundle(runtime, merged)
+            adapter = ZOMerge(runtime, merged, chosen, lr, delta, 5.0, seed, sides, 1000, normalise)
             governor = Governor(adapter, max_steps=max_steps, every=every, budget=budget)
         agent = Agent(governor, runtime.metadata["classes"], out, state, link)
         channels, size = runtime.metadata["channels"], runtime.metadata["size"]
@@ -152,7 +147,7 @@ def command(
     Console().print(
         f"{out}: {summary.images} images ({summary.bad} bad), {summary.forwards:.2f} forward passes per image, "
         f"{summary.steps} steps, {summary.shifts} shifts, {summary.rollbacks} rollbacks, "
-        f"{summary.state or 'nothing to do'}",
+        f"{summary.state or 'nothing to do'}; normalised with {summary.normalises}",
         highlight=False,
     )
 
@@ -173,7 +168,8 @@ def follow(agent: Agent, batches: Iterator[list[Item]]) -> None:
             live.update(
                 f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
                 f"{summary.steps} steps, {summary.shifts} shifts, {summary.rollbacks} rollbacks · "
-                f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · {memory()}"
+                f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · normalised with "
+                f"{summary.normalises} · {memory()}"
             )
 
 

@@ -45,6 +45,7 @@ class Summary:
     state: str = ""
     entropy: float = 0.0
     bundle: str = ""
+    normalises: str = ""
 
 
 class Agent:
@@ -159,6 +160,7 @@ class Agent:
     def _report(self, link: HubLink) -> None:
         """Counts and norms; never an image, nor what was predicted for one."""
         summary, governor = dataclasses.asdict(self.summary), self.governor
+        del summary["normalises"]  # for people beside the device
         assert isinstance(governor, Governor)
         bundle, coefficients = governor.adapter.bundle, governor.adapter.coefficients
         apart = [w - bundle.coefficients[name] for name, w in coefficients.items()]
@@ -198,6 +200,7 @@ class Agent:
             state=governor.state,
             entropy=governor.last_entropy,
             bundle=self.bundle,
+            normalises=governor.normalises,
         )
 
     def run(self, batches: Iterator[list[Item]]) -> Iterator[Summary]:

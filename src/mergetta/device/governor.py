@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.adapters.forward_only.cola import distance
 from mergetta.adapters.forward_only.zo_merge import ZOMerge
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.losses.probabilities import entropy, softmax
+from mergetta.streams.shift import distance
 
 ADAPTING, SETTLED = "adapting", "settled"
 
@@ -27,7 +27,7 @@ class Governor:
 
     - ADAPTING → SETTLED when the mean loss of the last `window` steps is no lower, by more than its own noise, than
       that of the `window` before, or after `max_steps`.
-    - SETTLED → ADAPTING on a shift: the batch's feature statistics are further from the running ones, or its entropy
+    - SETTLED → ADAPTING on a shift: the batch's signature is further from the running one, or its entropy
       higher, than `sensitivity` standard deviations of what this domain has shown. With `restart`, adaptation then
       starts from the merge again; by default it goes on from where it is.
     - Guard: before settling, current and initial coefficients are compared on the same batch (one more forward pass);
@@ -61,6 +61,11 @@ class Governor:
         return hashlib.sha256(self.adapter.bundle.to_bytes()).hexdigest()
 
     @property
+    def normalises(self) -> str:
+        """What BatchNorm normalises with."""
+        return self.adapter.normalise.describe()
+
+    @property
     def steps(self) -> int:
         return self.adapter.steps
 
@@ -82,14 +87,16 @@ class Governor:
     def predict(self, images: Array) -> Array:
         before = self.adapter.runtime.forwarded
         adapt = self._wants_to_adapt(len(images))
-        logits = self.adapter.predict(images, adapt=adapt)
+        logits = self.adapter.predict(images, adapt=adapt, learn=True)
         shifted = self._look(logits)
         if shifted:
             self.shifts += 1
             self._new_domain()
+            if self.adapter.normalise.moments is not None:
+                self.adapter.normalise.moments.clear()
             if self.restart:
                 self._restart()
-            logits = self.adapter.predict(images, adapt=self._wants_to_adapt(len(images)))
+            logits = self.adapter.predict(images, adapt=self._wants_to_adapt(len(images)), learn=True)
             self._look(logits)
         if self.state == ADAPTING and self.adapter.history and (adapt or shifted):
             self._judge(images)
@@ -107,7 +114,7 @@ class Governor:
     def _look(self, logits: Array) -> bool:
         """Take note of a batch; True if it belongs to another domain than the batches before."""
         assert self.adapter.output is not None
-        now = to_numpy(self.adapter.output.statistics).astype(np.float64)
+        now = to_numpy(self.adapter.output.signature).astype(np.float64)
         self.last_entropy = float(np.mean(entropy(to_numpy(logits))))
         if self.running is None:
             self.running = now
@@ -143,9 +150,8 @@ class Governor:
 
     def _score(self, images: Array, initial: bool) -> float:
         """Mean entropy − entropy of the mean: low for predictions that are certain and diverse."""
-        bundle = self.adapter.bundle
-        self.adapter.runtime.load(bundle.merge(None if initial else self.adapter.point))
-        logits = to_numpy(self.adapter.runtime(images).logits)
+        groups = self.adapter.bundle.merge() if initial else self.adapter.merged()
+        logits = to_numpy(self.adapter.normalise(images, groups).logits)
         mean = np.mean(softmax(logits), axis=0)
         return float(np.mean(entropy(logits)) + np.sum(mean * np.log(mean + 1e-12)))
 

@@ -29,9 +29,14 @@ class Steady:
     def digest(self) -> str:
         """Of the experts."""
         digest = hashlib.sha256()
-        for name, vectors in sorted(self.adapter.tasks.items()):
+        for name, vectors in sorted(self.adapter.pool.tasks.items()):
             digest.update(name.encode() + np.ascontiguousarray(vectors).tobytes())
         return digest.hexdigest()
+
+    @property
+    def normalises(self) -> str:
+        """What BatchNorm normalises with."""
+        return self.adapter.normalise.describe()
 
     @property
     def steps(self) -> int:
@@ -44,8 +49,8 @@ class Steady:
 
     @property
     def rollbacks(self) -> int:
-        """Batches that were left to the source model."""
-        return self.adapter.guard.count
+        """None: nothing is left to the source model."""
+        return 0
 
     @property
     def state(self) -> str:

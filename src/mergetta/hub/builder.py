@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from mergetta.bundle import Bundle
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
-from mergetta.groups import GroupValues
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, FamilyRecord, Variant
 from mergetta.hub.screening import fair, screen
 from mergetta.hub.settings import HubSettings
@@ -190,7 +189,8 @@ class Builder:
         reasons: dict[str, str] = {}
         if self.settings.screen and suspects:
             norms, sketches = {n: e.norm for n, e in known.items()}, {n: e.sketch for n, e in known.items()}
-            reasons = screen(norms, sketches, voices, [e.id for e in suspects])
+            moments = {n: e.moments_apart for n, e in known.items()}
+            reasons = screen(norms, sketches, voices, [e.id for e in suspects], moments)
         verdict = {e.id: (QUARANTINED, reasons[e.id]) if e.id in reasons else (ACTIVE, "") for e in suspects}
         changed = {e.id: verdict[e.id] for e in suspects if (e.state, e.reason) != verdict[e.id]}
         if changed:
@@ -204,7 +204,7 @@ class Builder:
             held = Held(file, Pool(file.base, self.settings.recipe.keep))
         changed = {e.id: e for e in self.store.experts(family.id, revision=held.synced)}
         for expert in [name for name in held.members if name in changed and changed[name].state != ACTIVE]:
-            held.pool.remove(self._groups(expert))
+            held.pool.remove(self._expert(expert))
             del held.members[expert]
         if held.pool.drift > DRIFT:  # something very large has come and gone: sum what is left anew
             changed = {e.id: e for e in self.store.experts(family.id, (ACTIVE,))}
@@ -212,16 +212,16 @@ class Builder:
         missing = [e for e in changed.values() if e.state == ACTIVE and e.id not in held.members]
         for i in range(0, len(missing), CHUNK):
             chunk = missing[i : i + CHUNK]
-            held.pool.add_many([self._groups(e.id) for e in chunk])
+            held.pool.add_many([self._expert(e.id) for e in chunk])
             held.members.update({e.id: Member(e.domain, e.method, e.token) for e in chunk})
             self.store.lease(family.id, self.owner, LEASE)
         held.synced = family.generation
         self._held[family.id] = held
         return held
 
-    def _groups(self, expert: str) -> GroupValues:
+    def _expert(self, expert: str) -> Expert:
         try:
-            return Expert.from_bytes(self.store.blob(expert)).groups
+            return Expert.from_bytes(self.store.blob(expert))
         except NotThere as error:
             raise Unavailable(f"The content of an expert is missing: {error}") from error
 
@@ -248,7 +248,7 @@ class Builder:
             frozen=held.file.frozen,
             family=held.file.family,
             settings=settings,
-            without=[self._groups(expert) for expert in out],
+            without=[self._expert(expert) for expert in out],
         )
         return bundle, {
             "experts": count,

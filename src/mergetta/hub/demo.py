@@ -138,7 +138,7 @@ class Fleet:
         images, self.labels = load_fashion()[0][:IMAGES], load_fashion()[1][:IMAGES]
         for domain in WEAK:
             frames = self.frames[domain] = corrupt(images, domain, 5)
-            logits = [runtime(as_input(frames[i : i + 160]), 1.0).logits for i in range(0, IMAGES, 160)]
+            logits = [runtime(as_input(frames[i : i + 160]), given=1.0).logits for i in range(0, IMAGES, 160)]
             self.deployed[domain] = 100 * float(np.mean(np.argmax(np.concatenate(logits), axis=1) != self.labels))
 
     def start_weak(self) -> None:

@@ -37,6 +37,7 @@ class ExpertRecord:
     samples: int | None
     size: int
     norm: float
+    moments_apart: float
     sketch: bytes
     state: str
     reason: str

@@ -46,6 +46,7 @@ experts = Table(
     Column("samples", BigInteger),
     Column("size", Integer, nullable=False),
     Column("norm", Float, nullable=False),
+    Column("moments_apart", Float, nullable=False),
     Column("sketch", LargeBinary, nullable=False),
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),

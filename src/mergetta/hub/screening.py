@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.groups import GroupValues
+from mergetta.groups import GroupValues, learnable, moment_pairs, moments_of
 from mergetta.seeds import generator
 
 SKETCH = 2048
@@ -21,6 +21,8 @@ CROWD = 5
 """Fewer experts than this are no yardstick: all are taken, and looked at again when there are more."""
 LENGTH = 4.0
 """A task vector this many times longer or shorter than the median one is an outlier."""
+TINY = 1e-5
+"""What BatchNorm adds to a variance: below it variances do not differ."""
 ALIKE = 0.1
 """Lowest median cosine with the others, in a pool that agrees with itself at least twice as much."""
 Vector = NDArray[Any]
@@ -31,7 +33,8 @@ def sketch_of(expert: GroupValues, base: GroupValues) -> tuple[float, bytes]:
 
     Larger vectors are folded (each entry, with a random sign, into one of the 2,048): cosines survive within ± 0.02.
     """
-    vector = np.concatenate([np.asarray(expert[n], np.float64) - np.asarray(base[n], np.float64) for n in base])
+    names = learnable(base)
+    vector = np.concatenate([np.asarray(expert[n], np.float64) - np.asarray(base[n], np.float64) for n in names])
     norm = float(np.linalg.norm(vector))
     if vector.size > SKETCH:
         rng = generator(0, vector.size, "sketch")
@@ -39,6 +42,20 @@ def sketch_of(expert: GroupValues, base: GroupValues) -> tuple[float, bytes]:
         vector = np.bincount(place, vector * rng.choice((-1.0, 1.0), vector.size), SKETCH)
     length = float(np.linalg.norm(vector))
     return norm, (vector / length if length > 0 else vector).astype(np.float16).tobytes()
+
+
+def moments_apart(expert: GroupValues, base: GroupValues) -> float:
+    """How far an expert's moments are from the source's: the root mean square, over channels, of the mean's shift in
+    standard deviations and of the logarithm of the variances' ratio. 0 without BatchNorm.
+    """
+    if not moment_pairs(base):
+        return 0.0
+    (mean, variance), (origin, spread) = (
+        moments_of(expert, base).astype(np.float64),
+        moments_of(base).astype(np.float64),
+    )
+    shift = (mean - origin) ** 2 / (spread + TINY)
+    return float(np.sqrt(np.mean(shift + np.log((variance + TINY) / (spread + TINY)) ** 2)))
 
 
 def direction(sketch: bytes) -> Vector:
@@ -63,7 +80,11 @@ def fair(contributors: Mapping[str, str]) -> list[str]:
 
 
 def screen(
-    norms: Mapping[str, float], sketches: Mapping[str, bytes], yardstick: Sequence[str], suspects: Sequence[str]
+    norms: Mapping[str, float],
+    sketches: Mapping[str, bytes],
+    yardstick: Sequence[str],
+    suspects: Sequence[str],
+    moments: Mapping[str, float],
 ) -> dict[str, str]:
     """Reason per outlier among the suspects, each measured against the experts of `yardstick` other than itself."""
     if len(yardstick) < CROWD:
@@ -75,6 +96,7 @@ def screen(
     lowest = ALIKE if agreement > 2 * ALIKE else -ALIKE
     place = {name: i for i, name in enumerate(yardstick)}
     typical = float(np.median([norms[name] for name in yardstick]))
+    usual = float(np.median([moments[name] for name in yardstick]))
     found: dict[str, str] = {}
     for name in suspects:
         others = crowd @ direction(sketches[name])
@@ -83,6 +105,10 @@ def screen(
         alike, norm = float(np.median(others)), norms[name]
         if typical > 0 and not typical / LENGTH <= norm <= typical * LENGTH:
             found[name] = f"its task vector is {norm / typical:.2g} times as long as the median one"
+        elif (
+            usual > 0 and moments[name] > LENGTH * usual
+        ):  # domains may lie in opposite directions, so that only lengths compare
+            found[name] = f"its moments are {moments[name] / max(usual, TINY):.2g} times as far off as the median ones"
         elif alike < lowest:
             found[name] = f"its task vector has a median cosine of {alike:.2f} with the others"
     return found

@@ -15,7 +15,6 @@ from sqlalchemy.exc import IntegrityError
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
-from mergetta.groups import check_groups
 from mergetta.hub.blobs import Blobs, digest_of
 from mergetta.hub.bundle_store import BundleStore
 from mergetta.hub.database import Database
@@ -29,10 +28,11 @@ from mergetta.hub.records import (
 )
 from mergetta.hub.report_store import ReportStore
 from mergetta.hub.schema import bundles, devices, experts, families, reports, variants
-from mergetta.hub.screening import sketch_of
+from mergetta.hub.screening import moments_apart, sketch_of
 from mergetta.hub.storage import Conflict, NotThere, reachable, record
 from mergetta.hub.token_store import TokenStore
-from mergetta.hub.validation import check_expert, check_family
+from mergetta.hub.validation import FURTHEST, check_expert, check_family
+from mergetta.merging.build import check_experts
 
 
 class Store(BundleStore, TokenStore, ReportStore):
@@ -112,15 +112,18 @@ class Store(BundleStore, TokenStore, ReportStore):
         base = base or self.family_file(family)
         if expert.family != family:
             raise MergettaError(f"This expert belongs to the family {expert.family!r}, not {family!r}.")
-        check_groups(expert.groups, base.base, "The expert")
+        check_experts(base.base, [expert], family)
         check_expert(expert)
+        apart = moments_apart(expert.groups, base.base)
+        if apart > FURTHEST:
+            raise MergettaError("This expert's moments are not of this family, or it has diverged.")
         norm, sketch = sketch_of(expert.groups, base.base)
         samples = expert.provenance.get("samples")
         counted = isinstance(samples, int) and not isinstance(samples, bool) and 0 <= samples < 2**62
         now = time.time()
         entry = ExpertRecord(
             digest_of(data), family, expert.domain, str(expert.provenance.get("method", "")),
-            samples if counted else None, len(data), norm, sketch, PENDING, "", False, token, now, now, 0,
+            samples if counted else None, len(data), norm, apart, sketch, PENDING, "", False, token, now, now, 0,
         )  # fmt: skip
         self.put_blob(data)  # even if known: the blob may have been lost or damaged
         known = self.find_expert(entry.id)

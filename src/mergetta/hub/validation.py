@@ -11,9 +11,13 @@ import numpy as np
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
+from mergetta.groups import learnable
 
 LARGEST = 1e4
 """No norm layer has weights of this size; sums of squares of larger ones drown everything else in rounding."""
+
+FURTHEST = 100.0
+"""No domain shifts the moments of a network by so many standard deviations, or powers of e, on average."""
 
 
 def check_text(text: str, what: str, longest: int) -> None:
@@ -27,7 +31,7 @@ def check_text(text: str, what: str, longest: int) -> None:
 def check_expert(expert: Expert) -> None:
     check_text(expert.domain, "The name of the domain", 200)
     check_text(str(expert.provenance.get("method", "")), "The name of the method", 100)
-    if max(float(np.abs(vector).max()) for vector in expert.groups.values()) > LARGEST:
+    if max(float(np.abs(expert.groups[name]).max()) for name in learnable(expert.groups)) > LARGEST:
         raise MergettaError(f"This expert has weights above {LARGEST:g}: it has diverged.")
 
 

@@ -10,10 +10,22 @@ import numpy as np
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import GroupValues, check_groups
+from mergetta.groups import (
+    GroupValues,
+    as_mixed,
+    check_groups,
+    layer_sizes,
+    learnable,
+    mixture_shares,
+    moment_pairs,
+    moments_of,
+)
 from mergetta.merging.low_rank import Matrix, adaptive_rank, factorise
 from mergetta.merging.trim import keep_largest
+from mergetta.streams.domain import between_domains, prior_counts
 
+MOMENT_TOLERANCE = 1e-4
+"""Share of the experts' differences in moments that a bundle may leave out."""
 LOSS_OF = {"roid": "roid", "deyo": "deyo", "tent": "entropy"}
 """The loss a device should use: the one its experts were adapted with."""
 
@@ -29,6 +41,7 @@ def build_bundle(
     *,
     reduce: bool = True,
     tolerance_per_entry: bool = True,
+    moment_tolerance: float = MOMENT_TOLERANCE,
     family: str | None = None,
 ) -> Bundle:
     """Trim (NWS), reduce (RR) and choose ranks (ARS): all that a weak device needs of the experts.
@@ -38,6 +51,9 @@ def build_bundle(
     themselves (with `tolerance=None` all of them; else see `largest_tasks`).
     `initial` is the paper's c_init, the same for every expert, or one number per expert. The rank is the
     smallest with a recovery error below tolerance × D, or below plain tolerance with `tolerance_per_entry=False`.
+
+    Moments of BatchNorm layers are never trimmed, and get the smallest rank with a recovery error below
+    `moment_tolerance`, whatever `max_rank` is: they are what a device normalises with, and no step mends them.
 
     >>> bundle = build_bundle({"g": np.zeros(3)}, [{"g": np.array([2.0, 0.0, 0.1])}], initial=0.5)
     >>> bundle.merge()["g"].tolist()
@@ -59,8 +75,16 @@ def build_bundle(
 
     basis: dict[str, Matrix] = {}
     coefficients: dict[str, Matrix] = {}
-    for name, source in base.items():
-        tasks = task_matrix(source, [values_of(expert)[name] for expert in experts])
+    mixed, adapted = as_mixed(base), [as_mixed(values_of(expert)) for expert in experts]
+    weights = set(learnable(base))
+    for name, source in mixed.items():
+        tasks = task_matrix(source, [values[name] for values in adapted])
+        if name not in weights:
+            factors = factorise(tasks)
+            rank = adaptive_rank(factors.energies, moment_tolerance)
+            basis[name] = factors.basis[:rank]
+            coefficients[name] = mixture_shares(start) @ factors.coordinates[:, :rank]
+            continue
         if keep is not None:
             tasks = keep_largest(tasks, keep)
         threshold = None if tolerance is None else tolerance * (tasks.shape[1] if tolerance_per_entry else 1)
@@ -80,17 +104,32 @@ def build_bundle(
         "tolerance": None if tolerance is None else float(tolerance),
         "tolerance_per_entry": bool(tolerance_per_entry),
         "reduce": bool(reduce),
+        "moment_tolerance": float(moment_tolerance),
         "initial": float(start[0]) if np.ndim(initial) == 0 else start.tolist(),
     }
-    return Bundle(base, basis, coefficients, tuple(frozen), family, settings)
+    return Bundle(base, basis, coefficients, tuple(frozen), family, worth_of(base, experts), settings)
+
+
+def worth_of(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """How many images merged moments count for, by layer; nothing if the experts do not tell how images vary."""
+    spreads = [expert.spread for expert in experts if isinstance(expert, Expert) and expert.spread is not None]
+    names = [mean for mean, _ in moment_pairs(base)]
+    if not names or not spreads:
+        return {}
+    domains = np.stack([moments_of(values, base) for values in (*map(values_of, experts), base)])
+    counts = prior_counts(between_domains(domains, layer_sizes(base)), np.mean(spreads, axis=0))
+    return dict(zip(names, counts.tolist(), strict=True))
 
 
 def check_experts(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]], family: str | None) -> str:
     """Raise unless all experts fit the base and one another; their family."""
     check_groups(base, base, "The base")
     found = common_family(experts, family)
+    layers = len(moment_pairs(base)) or 1
     for i, expert in enumerate(experts):
         check_groups(values_of(expert), base, f"Expert {i + 1}{describe(expert)}")
+        if isinstance(expert, Expert) and expert.spread is not None and expert.spread.shape != (2, layers):
+            raise MergettaError(f"Expert {i + 1}{describe(expert)} has a spread of another model's layers.")
     return found
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import GroupValues
-from mergetta.merging.build import check_experts, facts_of, task_matrix, values_of
+from mergetta.groups import GroupValues, as_mixed, learnable
+from mergetta.merging.build import check_experts, facts_of, task_matrix, values_of, worth_of
 from mergetta.merging.low_rank import Matrix, factorise
 from mergetta.merging.trim import drop_at_random, keep_largest, keep_middle
 from mergetta.seeds import generator
@@ -144,7 +144,8 @@ def merge_by_recipe(
     """A bundle that merges by one of `RECIPE_NAMES`: per group, the merged task vector with the coefficient 1.
 
     A group that the recipe leaves as it is has no coefficient. With "direct" a group has one coefficient per weight,
-    all of them zero, and experts are not needed. `seed` is for recipes that draw at random.
+    all of them zero, and experts are not needed. `seed` is for recipes that draw at random. Moments of BatchNorm layers
+    are the experts' average, whatever the recipe.
 
     >>> merge_by_recipe({"g": np.ones(2)}, [{"g": np.array([3.0, 1.0])}], "average").merge()["g"].tolist()
     [3.0, 1.0]
@@ -156,12 +157,15 @@ def merge_by_recipe(
     family = check_experts(base, experts, family)
     basis: dict[str, Matrix] = {}
     coefficients: dict[str, Matrix] = {}
-    for name, source in base.items():
-        if recipe == DIRECT:
+    mixed, adapted = as_mixed(base), [as_mixed(values_of(expert)) for expert in experts]
+    weights = set(learnable(base))
+    for name, source in mixed.items():
+        if recipe == DIRECT and name in weights:
             basis[name], coefficients[name] = np.eye(len(source), dtype=np.float32), np.zeros(len(source))
             continue
+        tasks = task_matrix(source, [values[name] for values in adapted]) if experts else np.zeros((1, len(source)))
         draw = {"seed": seed, "group": name} if recipe == "dare" else {}
-        merged = RECIPES[recipe](task_matrix(source, [values_of(expert)[name] for expert in experts]), **chosen, **draw)
+        merged = RECIPES[recipe](tasks, **chosen, **draw) if name in weights else average(tasks)
         row = np.asarray(merged, dtype=np.float32)[None]  # as bundles hold it, so that what rounds to zero is zero
         basis[name] = row[row.any(axis=1)]
         coefficients[name] = np.ones(len(basis[name]))
@@ -171,7 +175,7 @@ def merge_by_recipe(
         "options": chosen,
         "seed": int(seed),
     }
-    return Bundle(base, basis, coefficients, tuple(frozen), family, settings)
+    return Bundle(base, basis, coefficients, tuple(frozen), family, worth_of(base, experts), settings)
 
 
 def chosen_options(recipe: str, options: Mapping[str, Any]) -> dict[str, float]:

@@ -14,9 +14,12 @@ import numpy as np
 
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
-from mergetta.groups import GroupValues, check_groups
+from mergetta.expert import Expert
+from mergetta.groups import GroupValues, as_mixed, check_groups, learnable, mixture_shares, moment_pairs
+from mergetta.merging.build import MOMENT_TOLERANCE, values_of
 from mergetta.merging.low_rank import Matrix, adaptive_rank, signs
 from mergetta.merging.trim import keep_largest
+from mergetta.streams.domain import prior_counts
 
 EPSILON = float(np.finfo(np.float64).eps)
 ACCURACY = 1e-6
@@ -38,10 +41,12 @@ class Pool:
     """
 
     def __init__(self, base: GroupValues, keep: float | None = 0.4) -> None:
-        self._base = as_float32(base)
+        self._groups = as_float32(base)
+        self._base = as_mixed(self._groups)
+        self._weights = frozenset(learnable(self._base))
         if not self._base:
             raise MergettaError("A pool needs at least one group.")
-        check_groups(self._base, self._base, "The base")
+        check_groups(self._groups, self._groups, "The base")
         if keep is not None:
             keep_largest(np.zeros((1, 1)), keep)  # refuses a wrong share now rather than at the first expert
         self.keep = keep
@@ -49,6 +54,7 @@ class Pool:
 
     def _clear(self) -> None:
         self.count = 0
+        self._spread: list[Matrix | float] = [0.0, 0.0]  # sum over the experts that have one, and how many
         self._scatter = {name: np.zeros((origin.size, origin.size)) for name, origin in self._base.items()}
         self._sum = {name: np.zeros(origin.size) for name, origin in self._base.items()}
         self._dust = dict.fromkeys(self._base, 0.0)  # bound on the rounding error in G, which downdates leave behind
@@ -70,14 +76,15 @@ class Pool:
         ratios = [dust / traces[name] if traces[name] > dust else np.inf for name, dust in self._dust.items() if dust]
         return float(max(ratios, default=0.0))
 
-    def add(self, expert: GroupValues) -> None:
+    def add(self, expert: Expert | GroupValues) -> None:
         self.add_many([expert])
 
-    def add_many(self, experts: Sequence[GroupValues]) -> None:
+    def add_many(self, experts: Sequence[Expert | GroupValues]) -> None:
         """Add all experts, or none if one of them does not fit. One by one or at once gives the same up to rounding."""
         self._update(self._checked(experts), 1)
+        self._spread = self._with_spreads(experts, 1)
 
-    def remove(self, expert: GroupValues) -> None:
+    def remove(self, expert: Expert | GroupValues) -> None:
         """Undo `add` of the same expert."""
         if not self.count:
             raise MergettaError("The pool is empty: there is no expert to remove.")
@@ -86,6 +93,11 @@ class Pool:
             self._clear()  # nothing is left, not even rounding
         else:
             self._update(experts, -1)
+            self._spread = self._with_spreads([expert], -1)
+
+    def _with_spreads(self, experts: Sequence[Expert | GroupValues], sign: int) -> list[Matrix | float]:
+        found = [e.spread.astype(np.float64) for e in experts if isinstance(e, Expert) and e.spread is not None]
+        return [self._spread[0] + sign * sum(found, start=np.zeros(())), self._spread[1] + sign * len(found)]
 
     def bundle(
         self,
@@ -97,7 +109,8 @@ class Pool:
         frozen: Collection[str] = (),
         family: str = "",
         settings: Mapping[str, Any] | None = None,
-        without: Sequence[GroupValues] = (),
+        moment_tolerance: float = MOMENT_TOLERANCE,
+        without: Sequence[Expert | GroupValues] = (),
     ) -> Bundle:
         """What `build_bundle` makes of the experts in the pool; `without` leaves some of them out, for this once.
 
@@ -112,7 +125,9 @@ class Pool:
             raise MergettaError(f"tolerance must be zero or positive, not {tolerance}.")
         if not np.isfinite(initial):
             raise MergettaError(f"initial must be one finite number, not {initial}.")
+        total_spread, spreads = self._with_spreads(without, -1)
         without = self._checked(without)
+        between: dict[str, float] = {}
         basis: dict[str, Matrix] = {}
         coefficients: dict[str, Matrix] = {}
         for name, origin in self._base.items():
@@ -121,17 +136,28 @@ class Pool:
                 matrix, total = matrix.copy(), total.copy()
                 dust += shift(matrix, total, self._tasks(name, without), -1)
             threshold = None if tolerance is None else tolerance * (origin.size if tolerance_per_entry else 1)
+            moves = name in self._weights
+            if not moves:  # the source model is one of the domains
+                apart = matrix.trace() / (count + 1) - float(np.vdot(total, total)) / (count + 1) ** 2
+                between[name] = max(apart, 0.0) / origin.size
+            each = initial if moves else float(mixture_shares(np.full(count, initial))[0])
             directions = leading_directions(
                 matrix,
                 dust,
-                max_rank,
-                threshold,
+                max_rank if moves else None,
+                threshold if moves else moment_tolerance,
                 start=self._last.get(name, total[None]),
-                angle=ACCURACY / (1 + abs(initial) * float(np.linalg.norm(total))),
+                angle=ACCURACY / (1 + abs(each) * float(np.linalg.norm(total))),
             )
-            basis[name], coefficients[name] = directions, initial * directions @ total
+            basis[name], coefficients[name] = directions, each * directions @ total
         if not without:
             self._last = {name: directions for name, directions in basis.items() if len(directions)}
+        pairs = moment_pairs(self._base)
+        worth: dict[str, float] = {}
+        if pairs and spreads:
+            apart = np.array([[between[pair[row]] for pair in pairs] for row in (0, 1)])
+            counts = prior_counts(apart, np.asarray(total_spread) / spreads)
+            worth = {mean: float(images) for (mean, _), images in zip(pairs, counts, strict=True)}
         facts: dict[str, Any] = {
             "experts": count,
             "loss": None,
@@ -141,9 +167,10 @@ class Pool:
             "tolerance": None if tolerance is None else float(tolerance),
             "tolerance_per_entry": bool(tolerance_per_entry),
             "reduce": True,
+            "moment_tolerance": float(moment_tolerance),
             "initial": float(initial),
         }
-        return Bundle(self._base, basis, coefficients, tuple(frozen), family, {**facts, **(settings or {})})
+        return Bundle(self._groups, basis, coefficients, tuple(frozen), family, worth, {**facts, **(settings or {})})
 
     def energy_kept(self, bundle: Bundle) -> dict[str, float]:
         """Share of each group's energy that a bundle's directions keep: 1 − R of the paper; 1 where there is none."""
@@ -153,17 +180,20 @@ class Pool:
             kept[name] = float(np.vdot(basis @ self._scatter[name], basis)) / trace if trace > 0 else 1.0
         return kept
 
-    def _checked(self, experts: Sequence[GroupValues]) -> list[dict[str, Matrix]]:
+    def _checked(self, experts: Sequence[Expert | GroupValues]) -> list[dict[str, Matrix]]:
         """All of them before any is used: a pool cannot forget half an expert, or an infinite value."""
-        found = [as_float32(expert) for expert in experts]
+        found = [as_float32(values_of(expert)) for expert in experts]
+        layers = len(moment_pairs(self._base)) or 1
+        if any(isinstance(e, Expert) and e.spread is not None and e.spread.shape != (2, layers) for e in experts):
+            raise MergettaError("The expert has a spread of another model's layers.")
         for i, expert in enumerate(found):
-            check_groups(expert, self._base, f"Expert {i + 1}" if len(found) > 1 else "The expert")
-        return found
+            check_groups(expert, self._groups, f"Expert {i + 1}" if len(found) > 1 else "The expert")
+        return [as_mixed(expert) for expert in found]
 
     def _tasks(self, name: str, experts: Sequence[GroupValues]) -> Matrix:
         """(n, D): trimmed task vectors, as `build_bundle` makes them."""
         tasks: Matrix = np.stack([expert[name] for expert in experts]).astype(np.float64) - self._base[name]
-        return tasks if self.keep is None else keep_largest(tasks, self.keep)
+        return tasks if self.keep is None or name not in self._weights else keep_largest(tasks, self.keep)
 
     def _update(self, experts: Sequence[GroupValues], sign: int) -> None:
         for first in range(0, len(experts), CHUNK):

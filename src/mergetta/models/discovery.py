@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mergetta.errors import MergettaError
-from mergetta.groups import Group
+from mergetta.groups import KINDS, Group
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 BlockOf = Callable[[str], int]
@@ -32,32 +33,41 @@ def norm_kind(module: nn.Module) -> str | None:
 
 
 def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Norm layers with affine parameters, in the order of definition."""
+    """Norm layers with affine parameters or with moments, in the order of definition."""
     return {
         name: module
         for name, module in model.named_modules()
-        if norm_kind(module) and getattr(module, "weight", None) is not None
+        if isinstance(module, _BatchNorm) or (norm_kind(module) and getattr(module, "weight", None) is not None)
     }
 
 
+def open_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers by name, made to normalise with their means and variances and to leave these alone.
+
+    A layer that was trained without any gets zeros and ones.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    for layer in layers.values():
+        if layer.running_mean is None or layer.running_var is None:
+            layer.running_mean, layer.running_var = torch.zeros(layer.num_features), torch.ones(layer.num_features)
+        layer.track_running_stats = False
+    return layers
+
+
 def find_groups(model: nn.Module, block_of: BlockOf | None = None) -> tuple[Group, ...]:
-    """The scale and the shift of every norm layer. `block_of(layer name)` overrides the blocks found."""
+    """Scale and shift of every norm layer, and what BatchNorm normalises with. `block_of(layer name)` overrides the
+    blocks found.
+    """
     layers = norm_layers(model)
     if not layers:
-        raise MergettaError("The model has no norm layer with affine parameters, so there is nothing to adapt.")
+        raise MergettaError("The model has no norm layer that could adapt.")
     blocks = {name: block_of(name) for name in layers} if block_of else find_blocks(model)
     stage = any(is_stage(model.get_submodule(name)) for name in block_modules(model, layers))
     return tuple(
-        Group(
-            f"{layer}.{parameter}",
-            module.get_parameter(parameter).numel(),
-            blocks[layer],
-            str(norm_kind(module)),
-            stage,
-        )
+        Group(f"{layer}.{part}", value.numel(), blocks[layer], kind, stage)
         for layer, module in layers.items()
-        for parameter in ("weight", "bias")
-        if getattr(module, parameter, None) is not None
+        for part, kind in KINDS.items()
+        if (value := getattr(module, part, None)) is not None
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from mergetta.errors import MergettaError
-from mergetta.expert import check_statistics
+from mergetta.expert import check_moments
 from mergetta.files import decode, encode, expect, expect_names, read_bytes, write_atomically
 from mergetta.groups import fingerprint
 from mergetta.models.cifar_resnet import CifarResNet
@@ -27,7 +27,7 @@ from mergetta.models.small_vit import SmallViT
 from mergetta.models.vit import VisionTransformer
 from mergetta.models.wide_resnet import WideResNet
 
-FORMAT, VERSION = "mergetta.checkpoint", 1
+FORMAT, VERSION = "mergetta.checkpoint", 2
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     "cifar-resnet": CifarResNet,
     "efficientnet-lite0": EfficientNetLite0,
@@ -70,12 +70,12 @@ class Family:
     classes: tuple[str, ...]
     architecture: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    statistics: np.ndarray | None = None
+    signature: np.ndarray | None = None
     """Per-channel mean and variance after the stem on source data, (2, C): the source model's place in CoLA's pool."""
 
     def __post_init__(self) -> None:
-        if self.statistics is not None:
-            check_statistics(self.statistics)
+        if self.signature is not None:
+            check_moments(self.signature, "The family's signature")
         outputs = find_classifier(self.model).out_features
         if len(self.classes) != outputs:
             raise MergettaError(f"The model has {outputs} outputs, but {len(self.classes)} class names.")
@@ -101,7 +101,7 @@ class Family:
             "std": self.preprocessing.std,
             "size": self.preprocessing.size,
             "classes": self.classes,
-            "statistics": None if self.statistics is None else self.statistics.tolist(),
+            "signature": None if self.signature is None else self.signature.tolist(),
         }
         tensors = {name: value.numpy(force=True) for name, value in self.model.state_dict().items()}
         write_atomically(path, encode(tensors, FORMAT, VERSION, header))
@@ -162,7 +162,7 @@ def read_family(path: Path) -> Family:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise MergettaError(f"{source} does not fit its architecture {architecture!r}: {error}.") from error
-    statistics = header.get("statistics")
+    signature = header.get("signature")
     try:
         mean, std = (tuple(map(float, expect(header, key, list, source))) for key in ("mean", "std"))
         return Family(
@@ -172,7 +172,7 @@ def read_family(path: Path) -> Family:
             classes=tuple(expect_names(header, "classes", source)),
             architecture=architecture,
             options=options,
-            statistics=None if statistics is None else np.array(statistics, dtype=np.float32),
+            signature=None if signature is None else np.array(signature, dtype=np.float32),
         )
     except (TypeError, ValueError) as error:
         raise MergettaError(f"{source} has an invalid header: {error}") from error

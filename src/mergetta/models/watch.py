@@ -1,4 +1,4 @@
-"""What adapters need from inside a forward pass: the classifier's input, and statistics after the stem."""
+"""What adapters need from inside a forward pass: the classifier's input, and the signature after the stem."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Watcher:
         """(B, F)"""
         return self.seen["features"]
 
-    def statistics(self) -> Tensor:
+    def signature(self) -> Tensor:
         """(2, C): mean and variance over batch and patch tokens, or over batch and space of the first convolution."""
         tokens, stem = self.seen.get("tokens"), self.seen.get("stem")
         if tokens is not None and tokens.ndim == 3:  # (B, N, C); what exceeds the patches is class or register tokens
@@ -41,7 +41,17 @@ class Watcher:
             return torch.stack(moments(tokens[:, max(prefix, 0) :], 2))
         if stem is not None:
             return torch.stack(moments(stem, 1))
-        raise MergettaError("The model has neither a convolution nor token blocks to take statistics from.")
+        raise MergettaError("The model has neither a convolution nor token blocks to take a signature from.")
+
+
+def image_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance per channel over the batch, (C,), and over each of its images, (B, C), in plain ops."""
+    own = x.mean([2, 3]) if x.ndim == 4 else x.flatten(2).mean(2) if x.ndim > 2 else x
+    mean = own.mean(0)
+    deviation = x - mean.view(1, -1, *[1] * (x.ndim - 2))
+    square = deviation * deviation
+    squares = square.flatten(2).mean(2) if x.ndim > 2 else square
+    return mean, squares.mean(0), own, torch.clamp(squares - (own - mean) ** 2, min=0.0)
 
 
 def moments(x: Tensor, channel: int) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,10 @@ class Output(NamedTuple):
     """(B, K)"""
     features: Array
     """(B, F): the input of the classifier."""
-    statistics: Array
+    signature: Array
     """(2, C): per-channel mean and variance after the stem, over this batch."""
+    moments: Array | None = None
+    """If asked for, (B, 2, C): mean and variance of each image in the input of every BatchNorm layer, side by side."""
 
 
 class Classifier(NamedTuple):
@@ -35,37 +37,48 @@ class Classifier(NamedTuple):
 
 @runtime_checkable
 class Runtime(Protocol):
+    """A pure function of images and groups; nothing is loaded and remembered."""
+
     @property
     def family(self) -> str:
         """Fingerprint of the source model; empty if it has none."""
 
     @property
     def structure(self) -> tuple[Group, ...]:
-        """Names, sizes and blocks of the groups, in the order of the forward pass."""
+        """Names, sizes, blocks and kinds of the groups, in the order of the forward pass."""
 
     @property
     def groups(self) -> dict[str, Vector]:
-        """The source values θ₀; `load(groups)` brings the source model back."""
+        """The source values θ₀."""
 
     @property
     def classifier(self) -> Classifier:
         """The last linear layer."""
 
     @property
-    def statistics(self) -> np.ndarray | None:
-        """`Output.statistics` on source data, if the family has them: the source model's place in CoLA's pool."""
+    def signature(self) -> np.ndarray | None:
+        """`Output.signature` on source data, if the family has one: the source model's place in CoLA's pool."""
 
     forwarded: int
     """How many images have gone through a forward pass."""
 
-    def load(self, groups: GroupValues) -> None:
-        """Use these values from now on."""
-
-    def __call__(self, images: Array, source_statistics: float | None = None) -> Output:
+    def __call__(
+        self, images: Array, groups: GroupValues | None = None, given: float | Vector = 0.0, moments: bool = False
+    ) -> Output:
         """One forward pass over raw pixels in [0, 1], NCHW; preprocessing is the runtime's.
 
-        `source_statistics` is the share α of the stored BatchNorm statistics, for this call.
+        `groups` are the source's unless given. `given` is the share α of their means and variances in what BatchNorm
+        normalises with, for all channels or one number for each (as `moments_of` lays them out); the rest is the
+        batch's own. 1 is independent of the batch. `moments` asks for those of each image at every BatchNorm layer.
         """
+
+
+def shares_of(given: float | Vector, channels: int) -> Vector:
+    """One share per BatchNorm channel, or one sentence."""
+    shares = np.asarray(given, dtype=np.float32)
+    if not (shares.shape in ((), (channels,)) and ((shares >= 0) & (shares <= 1)).all()):
+        raise MergettaError(f"given must lie between 0 and 1, as one number or one per channel, not {given}.")
+    return np.broadcast_to(shares, channels)
 
 
 def check_images(images: Array, channels: int | None) -> None:

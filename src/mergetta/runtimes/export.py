@@ -1,10 +1,12 @@
 """A torch family → one ONNX file that serves plain inference and adaptation alike. Needs the extra `export`.
 
 Inputs: `images` (raw pixels in [0, 1], any batch size), and as optional inputs every group by its name (the source
-value unless given) and, if there is BatchNorm, `source_statistics` (the share α of the stored statistics, 0 unless
-given).
-Outputs: `logits`, `features`, `statistics`; `groups` (all groups in one vector, in order), `classifier_weight` and
-`classifier_bias`, from which a runtime reads its constants. ONNX Runtime computes only the outputs asked for.
+value unless given) and, if there is BatchNorm, `given` (the share α of the mean and variance groups, one number per
+channel of all layers, 1 unless given) and `observe` (whether the moments of the images are wanted though nothing is
+normalised with them, false unless given). With images alone it is the source model. Where α = 1 and nothing is
+observed, no layer reduces over the batch.
+Outputs: `logits`, `features`, `signature`, `moments`; `groups` (all groups in one vector, in order),
+`classifier_weight` and `classifier_bias`, from which a runtime reads its constants.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +28,10 @@ from torch import Tensor, nn
 
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
-from mergetta.models.discovery import BlockOf, find_classifier, find_groups
+from mergetta.groups import moment_pairs
+from mergetta.models.discovery import BlockOf, find_classifier, find_groups, open_batch_norms
 from mergetta.models.family import Family
-from mergetta.models.watch import Watcher, moments
+from mergetta.models.watch import Watcher, image_moments
 from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, VERSION
 
 if TYPE_CHECKING:
@@ -49,20 +53,22 @@ def to_onnx(family: Family, size: int | None = None, block_of: BlockOf | None = 
         raise MergettaError("The family does not say how large its images are: give a size.")
     model = DeviceModel(family, block_of)
     example = torch.rand(2, len(family.preprocessing.mean), size, size)
-    shapes = ({0: torch.export.Dim("batch", min=1)}, None, [None] * len(model.names))
-    with blended_batch_norm(), quiet():
+    shapes = ({0: torch.export.Dim("batch", min=1)}, None, None, [None] * len(model.names))
+    given, observe = torch.ones(model.channels), torch.tensor(False)
+    with traced_batch_norm(), quiet():
         program = torch.onnx.export(
             model,
-            (example, torch.tensor(0.0), list(model.values)),
+            (example, given, observe, list(model.values)),
             dynamo=True,
             dynamic_shapes=shapes,
-            input_names=["images", "source_statistics", *model.names],
+            input_names=["images", "given", "observe", *model.names],
             output_names=list(OUTPUTS),
         )
     assert program is not None
     proto = program.model_proto
     strip(proto)
-    make_optional(proto, {"source_statistics": torch.tensor(0.0), **dict(zip(model.names, model.values, strict=True))})
+    defaults = {"given": given, "observe": observe, **dict(zip(model.names, model.values, strict=True))}
+    make_optional(proto, defaults)
     write_metadata(proto, family, model, size)
     return proto
 
@@ -73,62 +79,91 @@ class DeviceModel(nn.Module):
     def __init__(self, family: Family, block_of: BlockOf | None) -> None:
         super().__init__()
         self.model = copy.deepcopy(family.model).cpu().eval().requires_grad_(False)
+        open_batch_norms(self.model)
         self.structure = find_groups(self.model, block_of)
         self.names = [group.name for group in self.structure]
-        self.values = [self.model.get_parameter(name).detach().clone() for name in self.names]
+        self.values = [attrgetter(name)(self.model).detach().clone() for name in self.names]
+        self.pairs = moment_pairs(self.names)
+        self.channels = sum(group.size for group in self.structure if group.kind == "mean")
         self.watcher = Watcher(self.model)
         self.classifier = find_classifier(self.model)
         mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (family.preprocessing.mean, family.preprocessing.std))
         self.mean, self.std = mean, std
 
-    def forward(self, images: Tensor, source_statistics: Tensor, groups: list[Tensor]) -> tuple[Tensor, ...]:
-        SHARE.append(source_statistics)
+    def forward(self, images: Tensor, given: Tensor, observe: Tensor, groups: list[Tensor]) -> tuple[Tensor, ...]:
         values = dict(zip(self.names, groups, strict=True))
+        parts = torch.split(given, [values[mean].shape[0] for mean, _ in self.pairs]) if self.pairs else ()
+        shares = {id(values[mean]): part for (mean, _), part in zip(self.pairs, parts, strict=True)}
+        TRACED.append(Traced(shares, observe | (given < 1).any(), {}))
         logits = torch.func.functional_call(self.model, values, ((images - self.mean) / self.std,))
-        SHARE.pop()
+        seen = TRACED.pop().seen
+        none = images.new_zeros(images.shape[0], 0)
+        pairs = [
+            [seen[id(values[n])] if id(values[n]) in seen else values[n].expand(images.shape[0], -1) for n in pair]
+            for pair in self.pairs
+        ]
+        moments = [torch.cat([none, *(pair[row] for pair in pairs)], dim=1) for row in (0, 1)]
         bias = self.classifier.bias if self.classifier.bias is not None else torch.zeros(self.classifier.out_features)
         everything = torch.cat([group.reshape(-1) for group in groups])
         return (
             logits,
             self.watcher.features(),
-            self.watcher.statistics(),
+            self.watcher.signature(),
+            torch.stack(moments, dim=1),
             everything,
             self.classifier.weight * 1.0,  # an output of its own, not the parameter itself
             bias * 1.0,
         )
 
 
-SHARE: list[Tensor] = []
-"""α of the pass being traced: BatchNorm layers are deep in the model, out of reach of arguments."""
+class Traced(NamedTuple):
+    """What BatchNorm layers go by in the pass being traced: they are deep in the model, out of reach of arguments."""
+
+    given: dict[int, Tensor]
+    """The share of what is given, (C,), by the identity of the mean group."""
+    look: Tensor
+    """Whether layers look at the batch's own moments at all."""
+    seen: dict[int, Tensor]
+    """Those of each image, (B, C), by the identity of the mean or variance group that stands beside them."""
+
+
+TRACED: list[Traced] = []
+
+
+def no_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Nothing, in the shape of `image_moments`."""
+    batch, each = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[0], x.shape[1])
+    return batch, batch.clone(), each, each.clone()
 
 
 @contextlib.contextmanager
-def blended_batch_norm() -> Iterator[None]:
-    """Within this context every BatchNorm normalises with α·stored + (1 − α)·batch statistics, as ordinary ops.
+def traced_batch_norm() -> Iterator[None]:
+    """Within this context every BatchNorm normalises with α·given + (1 − α)·batch moments, as ordinary ops.
 
     All layers, subclasses with an activation included, call `F.batch_norm`, so that is what changes for the export.
     """
     original = F.batch_norm
 
-    def blended(
+    def traced(
         x: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
+        running_mean: Tensor,
+        running_var: Tensor,
         weight: Tensor | None = None,
         bias: Tensor | None = None,
         training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        mean, variance = moments(x, 1)
-        if running_mean is not None and running_var is not None:
-            share = SHARE[-1]
-            mean = share * running_mean + (1 - share) * mean
-            variance = share * running_var + (1 - share) * variance
+        given, look, seen = TRACED[-1]
+        mean, variance, *own = torch.cond(look, image_moments, no_moments, (x,))
+        seen[id(running_mean)], seen[id(running_var)] = own
+        share = given[id(running_mean)]
+        mean = share * running_mean + (1 - share) * mean
+        variance = share * running_var + (1 - share) * variance
         # not `original`: under tracing that would come back here
         return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
 
-    F.batch_norm = blended  # type: ignore[assignment]
+    F.batch_norm = traced  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -148,15 +183,22 @@ def quiet() -> Iterator[None]:
 
 
 def strip(proto: onnx.ModelProto) -> None:
-    """Leave out the exporter's stack traces, and α where no BatchNorm uses it."""
-    for node in proto.graph.node:
-        del node.metadata_props[:]
-        node.doc_string = ""
-    del proto.graph.value_info[:]
+    """Leave out the exporter's stack traces, and inputs that nothing uses: without BatchNorm there is no α."""
+    strip_graph(proto.graph)
     used = {name for node in proto.graph.node for name in node.input}
     for position, entry in reversed(list(enumerate(proto.graph.input))):
-        if entry.name == "source_statistics" and entry.name not in used:
+        if entry.name in ("given", "observe") and entry.name not in used:
             del proto.graph.input[position]
+
+
+def strip_graph(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+        for attribute in node.attribute:
+            if attribute.HasField("g"):  # a branch of If
+                strip_graph(attribute.g)
+    del graph.value_info[:]
 
 
 def make_optional(proto: onnx.ModelProto, defaults: dict[str, Tensor]) -> None:
@@ -185,7 +227,7 @@ def write_metadata(proto: onnx.ModelProto, family: Family, model: DeviceModel, s
         "channels": len(family.preprocessing.mean),
         "size": size,
         "classes": list(family.classes),
-        "statistics": None if family.statistics is None else family.statistics.tolist(),
+        "signature": None if family.signature is None else family.signature.tolist(),
     }
     entry = proto.metadata_props.add()
     entry.key, entry.value = "mergetta", json.dumps(header)

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-FORMAT, VERSION = "mergetta.device", 1
-OUTPUTS = ("logits", "features", "statistics", "groups", "classifier_weight", "classifier_bias")
+FORMAT, VERSION = "mergetta.device", 2
+OUTPUTS = ("logits", "features", "signature", "moments", "groups", "classifier_weight", "classifier_bias")

@@ -15,7 +15,7 @@ from mergetta.arrays import Array
 from mergetta.errors import MergettaError
 from mergetta.files import expect
 from mergetta.groups import Group, GroupValues, Vector, check_groups
-from mergetta.runtimes.base import Classifier, Output, check_images
+from mergetta.runtimes.base import Classifier, Output, check_images, shares_of
 from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, VERSION
 
 
@@ -28,7 +28,6 @@ class OnnxRuntime:
     def __init__(
         self,
         model: str | Path | bytes,
-        source_statistics: float = 0.0,
         threads: int | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),
         batch_size: int | None = None,
@@ -40,18 +39,16 @@ class OnnxRuntime:
         self.metadata = header
         self.family: str = expect(header, "family", str, source)
         self.structure = tuple(Group(*fields) for fields in expect(header, "groups", list, source))
-        self.source_statistics = source_statistics
         self.batch_size = batch_size
         self.forwarded = 0
-        self._current: dict[str, np.ndarray] = {}
-        self._loaded: GroupValues | None = None
         optional = {entry.name for entry in self._session.get_overridable_initializers()}
         missing = [group.name for group in self.structure if group.name not in optional]
         if missing:
             raise MergettaError(
                 f"{source} does not take the group {missing[0]!r} as an optional input: export it again."
             )
-        self._blends = "source_statistics" in optional
+        self._blends = "given" in optional
+        self._channels = sum(group.size for group in self.structure if group.kind == "mean")
 
     @cached_property
     def groups(self) -> dict[str, Vector]:
@@ -64,18 +61,20 @@ class OnnxRuntime:
         return Classifier(*self._run(["classifier_weight", "classifier_bias"], self._blank()))
 
     @property
-    def statistics(self) -> np.ndarray | None:
-        values = self.metadata.get("statistics")
+    def signature(self) -> np.ndarray | None:
+        values = self.metadata.get("signature")
         return None if values is None else np.array(values, dtype=np.float32)
 
-    def load(self, groups: GroupValues) -> None:
-        if groups is self._loaded:
-            return  # a settled device loads the same merge again and again
-        check_groups(groups, self.groups, "The set of groups to load")
-        self._loaded = groups
-        self._current = {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in groups.items()}
+    def _feed(self, groups: GroupValues | None) -> dict[str, np.ndarray]:
+        if groups is None:
+            return {}
+        check_groups(groups, self.groups, "The set of groups")
+        return {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in groups.items()}
 
-    def __call__(self, images: Array, source_statistics: float | None = None) -> Output:
+    def __call__(
+        self, images: Array, groups: GroupValues | None = None, given: float | Vector = 0.0, moments: bool = False
+    ) -> Output:
+        shares = shares_of(given, self._channels)
         try:
             x = np.ascontiguousarray(images, dtype=np.float32)
         except (TypeError, ValueError) as error:
@@ -85,14 +84,11 @@ class OnnxRuntime:
             raise MergettaError(
                 f"A batch of {len(x)} images is larger than the {self.batch_size} this device was set to."
             )
-        share = self.source_statistics if source_statistics is None else source_statistics
-        if not 0 <= share <= 1:
-            raise MergettaError(f"source_statistics must lie between 0 and 1, not {share}.")
-        feeds = {"images": x, **self._current}
+        feeds = {"images": x, **self._feed(groups)}
         if self._blends:
-            feeds["source_statistics"] = np.array(share, np.float32)
+            feeds |= {"given": np.ascontiguousarray(shares), "observe": np.array(moments)}
         self.forwarded += len(x)
-        return Output(*self._run(["logits", "features", "statistics"], feeds))
+        return Output(*self._run(["logits", "features", "signature", *(["moments"] if moments else [])], feeds))
 
     def _blank(self) -> dict[str, np.ndarray]:
         size = int(self.metadata["size"])
@@ -140,6 +136,8 @@ def read_metadata(session: Any, source: str) -> dict[str, Any]:
         raise MergettaError(
             f"{source} has a device format newer than this mergetta reads ({VERSION}): upgrade mergetta."
         )
+    if header["version"] < VERSION:
+        raise MergettaError(f"{source} has an older device format ({header['version']}): export it again.")
     present = {output.name for output in session.get_outputs()}
     if not set(OUTPUTS) <= present:
         raise MergettaError(f"{source} lacks the output {min(set(OUTPUTS) - present)!r}: export it again.")

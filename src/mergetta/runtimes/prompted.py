@@ -35,16 +35,15 @@ class PromptedRuntime(TorchRuntime):
         block, width = find_first_block(self.model), find_width(self.model)
         if block is None or width is None:
             raise MergettaError("Prompts need a vision transformer with a class token, and this model is none.")
-        self.prompts = nn.Parameter(first_prompts(self.model, count, width, seed).to(self.device), requires_grad=False)
+        prompts = first_prompts(self.model, count, width, seed).to(self.device)
+        self.model.register_parameter("prompts", nn.Parameter(prompts, requires_grad=False))
         block.register_forward_pre_hook(self._insert)
-        self.structure = (Group("prompts", count * width, 0, "prompts"), *self.structure)
-        self.parameters = {"prompts": self.prompts, **self.parameters}
-        self.groups = {"prompts": self.prompts.numpy(force=True).reshape(-1).copy(), **self.groups}
+        self._open((Group("prompts", count * width, 0, "prompts"), *self.structure))
         self.family = f"{self.family}+{count}-prompts" if self.family else ""
 
     def _insert(self, block: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         tokens, *others = inputs
-        prompts = self.prompts.expand(len(tokens), -1, -1)
+        prompts = getattr(self.model, "prompts").expand(len(tokens), -1, -1)  # noqa: B009
         return torch.cat([tokens[:, :1], prompts, tokens[:, 1:]], dim=1), *others
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mergetta.adapters.base import Adapter, entry, part
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
+from mergetta.groups import GroupValues, Vector, learnable
 from mergetta.losses import Loss
+from mergetta.runtimes.base import Output
 from mergetta.runtimes.torch_runtime import TorchRuntime
 from mergetta.seeds import generator
 
@@ -47,12 +49,16 @@ class BackpropAdapter(Adapter):
             raise MergettaError(f"lr must be zero or positive and momentum in [0, 1), not {lr} and {momentum}.")
         self.loss = loss
         self.seed = seed
-        self.learnt = {name: p for name, p in runtime.parameters.items() if name not in set(frozen)}
+        self.names = tuple(name for name in learnable(runtime.groups) if name not in set(frozen))
+        self.watching = False
+        """Whether `output` is to have the moments of BatchNorm layers: what an expert shares."""
         self._settings = (optimizer, lr, momentum, nesterov)
         self.reset()
 
     def reset(self) -> None:
-        self.runtime.load(self.runtime.groups)
+        self.output: Output | None = None
+        """Of the last batch, without gradients."""
+        self.learnt = self.begin()
         name, lr, momentum, nesterov = self._settings
         parameters = list(self.learnt.values())
         self.optimizer: torch.optim.Optimizer = (
@@ -64,11 +70,42 @@ class BackpropAdapter(Adapter):
         self.skipped = 0
         self.loss.reset()
 
+    def begin(self) -> dict[str, nn.Parameter]:
+        """What learns, with its first values."""
+        return self.parameters(self.runtime.groups)
+
+    def parameters(self, groups: GroupValues) -> dict[str, nn.Parameter]:
+        """The groups that learn as parameters of their own."""
+        tensors = self.runtime.tensors(groups)
+        return {name: nn.Parameter(tensors[name].clone(), requires_grad=False) for name in self.names}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The groups in use, as tensors through which gradients flow; those not named are the source's."""
+        return self.learnt
+
+    @property
+    def groups(self) -> dict[str, Vector]:
+        """The groups in use."""
+        with torch.no_grad():
+            changed = {name: value.numpy(force=True).reshape(-1).copy() for name, value in self.weights().items()}
+        return {**self.runtime.groups, **changed}
+
+    def forward(self, images: Array, gradient: bool = True) -> Tensor:
+        """Logits with the weights in use; the first pass over a batch is kept in `output`."""
+        first = self.output is None
+        with torch.set_grad_enabled(gradient):
+            output = self.runtime.forward(images, self.weights(), self.watching and first)
+        if first:
+            self.output = output._replace(logits=output.logits.detach(), features=output.features.detach())
+        logits: Tensor = output.logits
+        return logits
+
     def predict(self, images: Array) -> Array:
         views = generator(self.seed, self.steps, "views")
+        self.output = None
         self._learn(True)
         try:
-            evaluation = self.loss.evaluate(self.runtime.forward, self.runtime.tensor(images), views)
+            evaluation = self.loss.evaluate(self.forward, self.runtime.tensor(images), views)
             moved = bool(evaluation.kept) and self._step(evaluation.value)
         finally:
             self._learn(False)
@@ -105,7 +142,7 @@ class BackpropAdapter(Adapter):
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped}
-        state |= {f"group/{name}": value for name, value in self.runtime.current().items()}
+        state |= {f"learnt/{name}": value.numpy(force=True).copy() for name, value in self.learnt.items()}
         state |= {f"loss/{name}": value for name, value in self.loss.state_dict().items()}
         for index, entries in self.optimizer.state_dict()["state"].items():
             for key, value in entries.items():
@@ -115,6 +152,10 @@ class BackpropAdapter(Adapter):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         steps, skipped = int(entry(state, "steps")), int(entry(state, "skipped"))
+        learnt = {name: np.array(entry(state, f"learnt/{name}"), dtype=np.float32) for name in self.learnt}
+        for name, value in learnt.items():
+            if value.shape != self.learnt[name].shape or not np.isfinite(value).all():
+                raise MergettaError(f"This state does not fit the adapter: what it learnt of {name!r}.")
         loss_state = part(state, "loss/")
         self.loss.check_state(loss_state)
         entries: dict[int, dict[str, Any]] = {}
@@ -124,7 +165,9 @@ class BackpropAdapter(Adapter):
             if index not in shapes or np.shape(value) not in ((), shapes[index]):
                 raise MergettaError(f"This state does not fit the adapter: the optimizer's {name!r}.")
             entries.setdefault(int(index), {})[key] = torch.as_tensor(value).clone()
-        self.runtime.load(part(state, "group/"))
+        with torch.no_grad():
+            for name, value in learnt.items():
+                self.learnt[name].copy_(torch.from_numpy(value))
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": entries})
         self.loss.load_state_dict(loss_state)
         self.steps, self.skipped = steps, skipped

@@ -47,18 +47,14 @@ class CoTTA(MeanTeacher):
         super().__init__(runtime, Imitation(symmetric), **options)
 
     def answer(self, batch: Tensor) -> Tensor:
-        source = self.with_weights(self.runtime.groups, lambda: self.runtime.forward(batch, gradient=False))
+        source = self.ask(batch, self.runtime.groups)
         if source.softmax(dim=1).amax(dim=1).mean() >= self.confidence:
             return super().answer(batch)
         rng, every = generator(self.seed, self.steps, "teacher views"), np.ones(len(batch), dtype=bool)
-
-        def average() -> Tensor:
-            total = torch.zeros_like(source)
-            for _ in range(self.views):
-                total += self.runtime.forward(colour_and_geometry(batch, rng, every), gradient=False)
-            return total / self.views
-
-        return self.with_weights(self.teacher, average)
+        total = torch.zeros_like(source)
+        for _ in range(self.views):
+            total += self.ask(colour_and_geometry(batch, rng, every), self.teacher)
+        return total / self.views
 
     def after_step(self) -> None:
         super().after_step()

@@ -18,7 +18,7 @@ from torch import Tensor
 from mergetta.adapters.backprop.base import BackpropAdapter
 from mergetta.arrays import Array, beside, to_numpy
 from mergetta.errors import MergettaError
-from mergetta.groups import GroupValues, Vector, check_groups
+from mergetta.groups import GroupValues, Vector, check_groups, learnable
 from mergetta.losses import Evaluation, Forward
 from mergetta.losses.mean_prediction import MeanPredictionLoss
 from mergetta.losses.probabilities import entropy
@@ -38,7 +38,8 @@ class EATA(BackpropAdapter):
         **options: Any,
     ) -> None:
         if fisher is not None:
-            check_groups(fisher, runtime.groups, "The Fisher information")
+            known = {name: runtime.groups[name] for name in learnable(runtime.groups)}
+            check_groups(fisher, known, "The Fisher information")
         self.fisher = fisher
         self.alpha = alpha
         super().__init__(runtime, CertainAndUncommon(redundancy, entropy_margin), **{"nesterov": False, **options})
@@ -89,20 +90,15 @@ def estimate_fisher(runtime: TorchRuntime, batches: Iterable[Array]) -> dict[str
     """How much each weight matters on source images (2,000 as published): the mean over batches of the squared
     gradient of the cross-entropy with the source model's own predictions. Its scale depends on the batch size.
     """
-    runtime.load(runtime.groups)
-    parameters = list(runtime.parameters.values())
+    source = runtime.tensors(runtime.groups)
+    weights = {name: source[name].clone().requires_grad_() for name in learnable(runtime.groups)}
+    parameters = list(weights.values())
     total, count = [torch.zeros_like(p) for p in parameters], 0
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    try:
-        for images in batches:
-            logits = runtime.forward(images)
-            loss = F.cross_entropy(logits, logits.argmax(dim=1))
-            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            total, count = [t + g**2 for t, g in zip(total, gradients, strict=True)], count + 1
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(False)
+    for images in batches:
+        logits = runtime.forward(images, weights).logits
+        loss = F.cross_entropy(logits, logits.argmax(dim=1))
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        total, count = [t + g**2 for t, g in zip(total, gradients, strict=True)], count + 1
     if not count:
         raise MergettaError("There are no source images to estimate the Fisher information from.")
-    return {n: (t / count).numpy(force=True).reshape(-1) for n, t in zip(runtime.parameters, total, strict=True)}
+    return {n: (t / count).numpy(force=True).reshape(-1) for n, t in zip(weights, total, strict=True)}

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mergetta.adapters.backprop.roid import ROID
 from mergetta.adapters.base import check_family, entry
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
-from mergetta.groups import Group, Vector, check_groups
+from mergetta.groups import Group, Vector, check_groups, learnable
 from mergetta.runtimes.torch_runtime import TorchRuntime
 from mergetta.seeds import generator
 from mergetta.zeroth_order.spsa import apply, probe
@@ -52,26 +52,37 @@ class Hybrid(ROID):
         self.bundle = replace(bundle, frozen=tuple({*bundle.frozen, *learning}))
         self.start = bundle.merge()
         self.zo_lr, self.delta, self.clamp = zo_lr, delta, clamp
-        others = [name for name in runtime.groups if name not in learning]
+        others = [name for name in learnable(runtime.groups) if name not in learning]
         super().__init__(runtime, optimizer=optimizer, frozen=others, **options)
 
     def reset(self) -> None:
         self.point: Vector = self.bundle.flatten()
         """The coefficients that move, as one vector."""
-        if self.learnt:
+        self._merge(self.point)
+        if self.names:
             super().reset()
         else:
             self.optimizer = torch.optim.SGD([torch.zeros(0, requires_grad=True)])  # it wants something
             self.steps = self.skipped = 0
+            self.learnt, self.output = {}, None
             self.loss.reset()
-        self.runtime.load(self.start)
+
+    def begin(self) -> dict[str, nn.Parameter]:
+        return self.parameters(self.start)
+
+    def _merge(self, point: Vector) -> None:
+        self.merged = self.runtime.tensors(self.bundle.merge(point))
+
+    def weights(self) -> dict[str, Tensor]:
+        return {**self.merged, **self.learnt}
 
     def predict(self, images: Array) -> Array:
         x, step = self.runtime.tensor(images), self.steps
         if self.learnt:
             logits = super().predict(x)
         else:
-            logits = self._forward(x)
+            self.output = None
+            logits = self.forward(x, gradient=False)
             self.steps += 1
         if self.point.size:
             self._tune(x, step)
@@ -81,22 +92,15 @@ class Hybrid(ROID):
 
     def _tune(self, images: Tensor, step: int) -> None:
         def loss(point: Vector) -> float:
-            self._load(point)
+            self._merge(point)
             views = generator(self.seed, step, "views")
-            return float(self.loss.evaluate(self._forward, images, views).value)
+            with torch.no_grad():
+                return float(self.loss.evaluate(lambda x, gradient=False: self.forward(x, False), images, views).value)
 
         found = probe(loss, self.point, self.bundle.sizes, self.seed, step, self.delta, self.clamp)
         self.point = apply(self.point, self.bundle.sizes, found, self.zo_lr)
         self.skipped += found.skipped
-        self._load(self.point)
-
-    def _load(self, point: Vector) -> None:
-        current = {name: p.numpy(force=True).reshape(-1) for name, p in self.learnt.items()}
-        self.runtime.load({**self.bundle.merge(point), **current})
-
-    def _forward(self, images: Tensor, gradient: bool = False) -> Tensor:
-        logits: Tensor = self.runtime(images).logits
-        return logits
+        self._merge(self.point)
 
     def after_step(self) -> None:
         """As ROID does, but what is mixed back in is the merge."""
@@ -114,6 +118,7 @@ class Hybrid(ROID):
             raise MergettaError("This state does not fit the bundle: its coefficients.")
         super().load_state_dict(state)
         self.point = point
+        self._merge(point)
 
 
 def layers_of(structure: Sequence[Group]) -> tuple[str, ...]:
@@ -124,11 +129,11 @@ def layers_of(structure: Sequence[Group]) -> tuple[str, ...]:
 def last_layers(structure: Sequence[Group], count: int) -> tuple[str, ...]:
     """Names of the groups of the last `count` norm layers.
 
-    >>> last_layers([Group(name, 4, 0, "layer") for name in ("a.weight", "a.bias", "b.weight", "b.bias")], 1)
+    >>> last_layers([Group(name, 4, 0, "scale") for name in ("a.weight", "a.bias", "b.weight", "b.bias")], 1)
     ('b.weight', 'b.bias')
     """
     layers = layers_of(structure)
     if not 0 <= count <= len(layers):
         raise MergettaError(f"layers must be 0 to {len(layers)} for this model, not {count}.")
     chosen = set(layers[len(layers) - count :])
-    return tuple(group.name for group in structure if group.name.rpartition(".")[0] in chosen)
+    return tuple(n for n in learnable(group.name for group in structure) if n.rpartition(".")[0] in chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -48,20 +48,16 @@ class MeanTeacher(BackpropAdapter):
 
     def answer(self, batch: Tensor) -> Tensor:
         """What the teacher says: logits without gradient."""
-        return self.with_weights(self.teacher, lambda: self.runtime.forward(batch, gradient=False))
+        return self.ask(batch, self.teacher)
 
-    def with_weights(self, groups: GroupValues, ask: Callable[[], Tensor]) -> Tensor:
-        """An answer given with other weights than the student's, which come back afterwards."""
-        student = self.runtime.current()
-        self.runtime.load(groups)
-        try:
-            return ask()
-        finally:
-            self.runtime.load(student)
+    def ask(self, batch: Tensor, groups: GroupValues) -> Tensor:
+        """An answer given with other weights than the student's."""
+        logits: Tensor = self.runtime(batch, groups).logits
+        return logits.clone()  # a tensor of inference mode cannot be learnt from
 
     def after_step(self) -> None:
         share = np.float32(1 - self.teacher_momentum)
-        for name, student in self.runtime.current().items():
+        for name, student in self.groups.items():
             self.teacher[name] = self.teacher[name] + share * (student - self.teacher[name])
 
     def state_dict(self) -> dict[str, Any]:

@@ -89,7 +89,6 @@ def contrastive(views: list[Tensor], temperature: float) -> Tensor:
 
 def source_prototypes(runtime: TorchRuntime, batches: Iterable[tuple[Array, Array]]) -> np.ndarray:
     """The mean feature vector of each class, from labelled source images and the source weights."""
-    runtime.load(runtime.groups)
     classes, width = runtime.classifier.weight.shape
     total, count = np.zeros((classes, width)), np.zeros(classes)
     for images, labels in batches:

@@ -17,7 +17,7 @@ from torch import Tensor
 from mergetta.adapters.backprop.base import BackpropAdapter
 from mergetta.adapters.base import entry
 from mergetta.arrays import Array
-from mergetta.groups import paper_frozen
+from mergetta.groups import has_batch_norm, paper_frozen
 from mergetta.losses import Evaluation, Forward, Loss
 from mergetta.losses.probabilities import entropy
 from mergetta.runtimes.torch_runtime import TorchRuntime
@@ -46,7 +46,7 @@ class SAR(BackpropAdapter):
         self.recover_below = recover_below
         self.certain = Certain(entropy_margin)
         if lr is None:
-            lr = 2.5e-4 if any(group.kind == "batch" for group in runtime.structure) else 1e-3
+            lr = 2.5e-4 if has_batch_norm(runtime.structure) else 1e-3
         frozen = paper_frozen(runtime.structure) if frozen is None else frozen
         options = {"optimizer": "sgd", "nesterov": False, **options}
         super().__init__(runtime, self.certain, lr=lr, frozen=frozen, **options)
@@ -74,7 +74,7 @@ class SAR(BackpropAdapter):
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.add_(scale * gradient)
         try:
-            h = entropy(self.runtime.forward(self._batch))[self.certain.which]
+            h = entropy(self.forward(self._batch))[self.certain.which]
             second = h[h.detach() < self.certain.limit].mean()
             gradients = torch.autograd.grad(second, parameters, materialize_grads=True)
         finally:

@@ -21,6 +21,5 @@ class BNAlpha(Adapter):
         self.prior, self.alpha = prior, alpha
 
     def predict(self, images: Array) -> Array:
-        self.runtime.load(self.runtime.groups)
         share = self.prior / (self.prior + max(1, len(images))) if self.alpha is None else self.alpha
-        return self.runtime(images, source_statistics=share).logits
+        return self.runtime(images, given=share).logits

@@ -8,5 +8,4 @@ from mergetta.arrays import Array
 
 class BNStats(Adapter):
     def predict(self, images: Array) -> Array:
-        self.runtime.load(self.runtime.groups)
         return self.runtime(images).logits

@@ -11,8 +11,9 @@ from mergetta.adapters.base import Adapter, check_family, entry
 from mergetta.arrays import Array, to_numpy
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import Vector, check_groups
+from mergetta.groups import Vector, check_groups, has_batch_norm, learnable
 from mergetta.runtimes.base import Runtime
+from mergetta.streams.shift import distance
 
 
 class CoLA(Adapter):
@@ -36,44 +37,43 @@ class CoLA(Adapter):
         for expert in experts:
             check_family(runtime, expert.family, f"The expert {expert.domain!r}")
             check_groups(expert.groups, runtime.groups, f"The expert {expert.domain!r}")
-            if expert.statistics is None:
-                raise MergettaError(f"The expert {expert.domain!r} has no feature statistics, which CoLA needs.")
-            if experts[0].statistics is not None and expert.statistics.shape != experts[0].statistics.shape:
-                raise MergettaError(f"The expert {expert.domain!r} has feature statistics of another size.")
-        self.statistics = np.stack([expert.statistics for expert in experts if expert.statistics is not None])
+            if expert.signature is None:
+                raise MergettaError(f"The expert {expert.domain!r} has no signature, which CoLA needs.")
+            if experts[0].signature is not None and expert.signature.shape != experts[0].signature.shape:
+                raise MergettaError(f"The expert {expert.domain!r} has a signature of another size.")
+        self.signatures = np.stack([expert.signature for expert in experts if expert.signature is not None])
         self.groups = {
-            name: np.stack([expert.groups[name] for expert in experts]) for name in runtime.groups
+            name: np.stack([expert.groups[name] for expert in experts]) for name in learnable(runtime.groups)
         }  # (M, D) each
         self.temperature = temperature
         self.momentum = momentum
-        batch_norm = any(group.kind == "batch" for group in runtime.structure)
-        self.shift_threshold = (0.2 if batch_norm else 0.1) if shift_threshold is None else shift_threshold
+        default = 0.2 if has_batch_norm(runtime.structure) else 0.1
+        self.shift_threshold = default if shift_threshold is None else shift_threshold
         self.reset()
 
     def reset(self) -> None:
         self.running: np.ndarray | None = None
-        self.weights = np.full(len(self.statistics), 1 / len(self.statistics))
+        self.weights = np.full(len(self.signatures), 1 / len(self.signatures))
 
     def predict(self, images: Array) -> Array:
-        self.runtime.load(self.mixed())
-        output = self.runtime(images)
-        now = to_numpy(output.statistics)
-        if now.shape != self.statistics.shape[1:]:
-            raise MergettaError("The experts' feature statistics are not of this model.")
+        output = self.runtime(images, self.mixed())
+        now = to_numpy(output.signature)
+        if now.shape != self.signatures.shape[1:]:
+            raise MergettaError("The experts' signatures are not of this model.")
         shifted = True
         if self.running is not None and distance(self.running, now) <= self.shift_threshold:
             shifted = False
             now = self.momentum * self.running + (1 - self.momentum) * now
         self.running = now
-        self.weights = by_similarity(self.statistics, self.running, self.temperature)
+        self.weights = by_similarity(self.signatures, self.running, self.temperature)
         if shifted:
-            self.runtime.load(self.mixed())
-            output = self.runtime(images)
+            output = self.runtime(images, self.mixed())
         return output.logits
 
     def mixed(self) -> dict[str, Vector]:
         weights = self.weights.astype(np.float32)
-        return {name: weights @ stacked for name, stacked in self.groups.items()}
+        mixed = {name: weights @ stacked for name, stacked in self.groups.items()}
+        return {**self.runtime.groups, **mixed}
 
     def state_dict(self) -> dict[str, Any]:
         running = {} if self.running is None else {"running": self.running.copy()}
@@ -83,22 +83,14 @@ class CoLA(Adapter):
         weights, running = np.array(entry(state, "weights")), state.get("running")
         if weights.shape != self.weights.shape:
             raise MergettaError(f"This CoLA state is for {weights.size} experts, not {self.weights.size}.")
-        if running is not None and np.shape(running) != self.statistics.shape[1:]:
-            raise MergettaError("This CoLA state has feature statistics of another size.")
+        if running is not None and np.shape(running) != self.signatures.shape[1:]:
+            raise MergettaError("This CoLA state has a signature of another size.")
         self.weights = weights
         self.running = None if running is None else np.array(running)
 
 
-def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Symmetric KL divergence between Gaussians (mean, variance), averaged over channels; (…, 2, C) → (…)."""
-    (m1, v1), (m2, v2) = np.moveaxis(a, -2, 0), np.moveaxis(b, -2, 0)
-    v1, v2 = np.maximum(v1, 1e-12), np.maximum(v2, 1e-12)
-    square = (m1 - m2) ** 2
-    return np.asarray(np.mean((v1 + square) / (2 * v2) + (v2 + square) / (2 * v1) - 1, axis=-1))
-
-
 def by_similarity(experts: np.ndarray, stream: np.ndarray, temperature: float = 5.0) -> Vector:
-    """Weights of experts, (M, 2, C), by how near their statistics are to the stream's; 0 for one without statistics."""
+    """Weights of experts, (M, 2, C), by how near their signatures are to the stream's; 0 for one without."""
     closeness = np.nan_to_num(1 / (distance(experts, stream) + 1e-4) / temperature, nan=-np.inf)
     weights = np.exp(closeness - closeness.max())
     return np.asarray(weights / weights.sum())
@@ -106,4 +98,4 @@ def by_similarity(experts: np.ndarray, stream: np.ndarray, temperature: float = 
 
 def source_expert(runtime: Runtime) -> Expert:
     """The source model as a member of the pool."""
-    return Expert(runtime.groups, runtime.family, "source", runtime.statistics)
+    return Expert(runtime.groups, runtime.family, "source", runtime.signature)

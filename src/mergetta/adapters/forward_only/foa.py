@@ -75,8 +75,7 @@ def check_prompts(runtime: Runtime, method: str) -> None:
 
 
 def forward(runtime: Runtime, prompts: Vector, images: Array) -> Output:
-    runtime.load({**runtime.groups, PROMPTS: prompts})
-    return runtime(images)
+    return runtime(images, {**runtime.groups, PROMPTS: prompts})
 
 
 def alignment_loss(output: Output, logits: Array, back: BackToSource, weight: float) -> float:

@@ -16,26 +16,25 @@ class LAME(Adapter):
 
     Minimises Σ_i KL(y_i ‖ p_i) − Σ_ij w_ij y_iᵀy_j over the batch's assignments y, by the published bound: y_i becomes
     softmax(log p_i + Σ_j w_ij y_j) until the energy settles. Returns log y. Stored BatchNorm statistics, as published;
-    `source_statistics` is their share.
+    `given` is their share.
     """
 
     def __init__(
         self,
         runtime: Runtime,
         neighbours: int = 5,
-        source_statistics: float = 1.0,
+        given: float = 1.0,
         iterations: int = 100,
         tolerance: float = 1e-8,
     ) -> None:
         super().__init__(runtime)
         if neighbours < 1 or iterations < 1:
             raise MergettaError(f"neighbours and iterations must be at least 1, not {neighbours} and {iterations}.")
-        self.neighbours, self.source_statistics = neighbours, source_statistics
+        self.neighbours, self.given = neighbours, given
         self.iterations, self.tolerance = iterations, tolerance
 
     def predict(self, images: Array) -> Array:
-        self.runtime.load(self.runtime.groups)
-        output = self.runtime(images, source_statistics=self.source_statistics)
+        output = self.runtime(images, given=self.given)
         affinity = nearest(to_numpy(output.features), self.neighbours)
         log_p = log_softmax(to_numpy(output.logits).astype(np.float64))
         return beside(assign(log_p, affinity, self.iterations, self.tolerance), output.logits)

@@ -17,5 +17,4 @@ class Merge(Adapter):
         self.merged = bundle.merge()
 
     def predict(self, images: Array) -> Array:
-        self.runtime.load(self.merged)
-        return self.runtime(images).logits
+        return self.runtime(images, self.merged).logits

@@ -29,9 +29,8 @@ class Race:
     (True, [0.0, 1.0])
     """
 
-    def __init__(self, handicap: Vector, temperature: float, varied: float = 0.0, rounds: int | None = None) -> None:
-        """`varied`: entropies of mean predictions are, at least, if classes come at random."""
-        self.handicap, self.temperature, self.varied, self.most = handicap, temperature, varied, rounds
+    def __init__(self, handicap: Vector, temperature: float, rounds: int | None = None) -> None:
+        self.handicap, self.temperature, self.most = handicap, temperature, rounds
         self.field = np.arange(len(handicap))
         """Who is shown the images of this round, in this order."""
         self.shown = 0
@@ -69,17 +68,10 @@ class Race:
             last = len(seen) <= 2 or self.rounds == self.most
             self.field = ranked[: 0 if last else (len(seen) + 1) // 2]
 
-    def skip(self) -> None:
-        """Nobody is shown anything."""
-        self.field = self.field[:0]
-
     def exponents(self, seen: np.ndarray) -> Vector:
         rounds = self.rounds + 1
         mean, each = self.sums[seen].T / rounds
-        # if not varied, the classes come one by one, and variety means error
-        sound = mean[each < BROKEN / rounds]
-        varied = not len(sound) or np.median(sound) > self.varied
-        return np.asarray((np.sqrt(rounds) * (mean * varied - each) - self.handicap[seen]) / self.temperature)
+        return np.asarray((np.sqrt(rounds) * (mean - each) - self.handicap[seen]) / self.temperature)
 
     def state(self, name: str) -> dict[str, Any]:
         counts = {"shown": self.shown, "rounds": self.rounds}

@@ -1,4 +1,4 @@
-"""No adaptation: the source model with its stored BatchNorm statistics. The baseline of every table."""
+"""No adaptation: the source model with its own BatchNorm moments. The baseline of every table."""
 
 from __future__ import annotations
 
@@ -8,5 +8,4 @@ from mergetta.arrays import Array
 
 class Source(Adapter):
     def predict(self, images: Array) -> Array:
-        self.runtime.load(self.runtime.groups)
-        return self.runtime(images, source_statistics=1.0).logits
+        return self.runtime(images, given=1.0).logits

@@ -30,7 +30,6 @@ def measure_source(runtime: Runtime, batches: Iterable[Array]) -> SourceFeatures
 
     >>> create_adapter("zoa", runtime, source=measure_source(runtime, clean_batches))   # doctest: +SKIP
     """
-    runtime.load(runtime.groups)
     samples, total, squares = 0, np.zeros(()), np.zeros(())
     for images in batches:
         features = to_numpy(runtime(images).features).astype(np.float64)

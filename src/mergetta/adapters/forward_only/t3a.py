@@ -32,8 +32,7 @@ class T3A(Adapter):
         self.entropies = entropy(logits)
 
     def predict(self, images: Array) -> Array:
-        self.runtime.load(self.runtime.groups)
-        output = self.runtime(images, source_statistics=1.0)
+        output = self.runtime(images, given=1.0)
         features, logits = to_numpy(output.features), to_numpy(output.logits)
         self.supports = np.concatenate([self.supports, features])
         self.labels = np.concatenate([self.labels, np.argmax(logits, axis=1)])

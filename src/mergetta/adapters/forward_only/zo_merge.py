@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mergetta.adapters.base import Adapter, check_family, entry, part
+from mergetta.adapters.forward_only.normaliser import Normaliser, Plain
 from mergetta.arrays import Array
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
@@ -40,9 +41,12 @@ class ZOMerge(Adapter):
         seed: int = 0,
         sides: int = 2,
         keep_history: int | None = None,
+        normalise: Normaliser | Plain | None = None,
     ) -> None:
         """`sides=1` measures the loss at w + δz only and takes the other value from the prediction itself: one forward
         pass fewer, a noisier slope. `keep_history` bounds how many steps `history` remembers (default: all).
+        `normalise` says what BatchNorm normalises with: by default, as in the paper, with the batch's own statistics,
+        which need large batches of mixed classes; `Normaliser.of_bundle` does not.
         """
         super().__init__(runtime)
         check_family(runtime, bundle.family, "The bundle")
@@ -57,6 +61,7 @@ class ZOMerge(Adapter):
         self.sides = sides
         self._bits = np.random.Philox(key=0)
         self._views = np.random.Generator(self._bits)
+        self.normalise = normalise or Plain(runtime)
         self.bundle = bundle
         self.loss = create_loss(loss) if isinstance(loss, str) else loss
         self.keep_history = keep_history
@@ -71,8 +76,10 @@ class ZOMerge(Adapter):
         self.skipped = 0
         self.history: deque[Step] = deque(maxlen=self.keep_history)
         self.loss.reset()
+        if self.normalise.moments is not None:
+            self.normalise.moments.clear()
         self.output: Output | None = None
-        """Of the last prediction: its statistics tell a governor whether the domain has changed."""
+        """Of the last prediction: its signature tells a governor whether the domain has changed."""
 
     @property
     def coefficients(self) -> dict[str, Vector]:
@@ -105,22 +112,25 @@ class ZOMerge(Adapter):
         self.history.clear()  # replays from these coefficients
         return True
 
-    def predict(self, images: Array, adapt: bool = True) -> Array:
-        """Logits of a batch; `adapt=False` only predicts, for one forward pass."""
-        if self._merged is None or self._merged[0] is not self.point:
-            self._merged = self.point, self.bundle.merge(self.point)
-        self.runtime.load(self._merged[1])
-        self.output = self.runtime(images)
+    def predict(self, images: Array, adapt: bool = True, learn: bool | None = None) -> Array:
+        """Logits of a batch; `adapt=False` takes no step, and leaves the moments as they are unless told to `learn`."""
+        self.output = self.normalise(images, self.merged(), learn=adapt if learn is None else learn)
         logits = self.output.logits
         if adapt and self.point.size:
             self._step(images, logits)
             self.loss.observe(logits)
         return logits
 
+    def merged(self) -> dict[str, Vector]:
+        """The groups of the coefficients as they are."""
+        if self._merged is None or self._merged[0] is not self.point:
+            self._merged = self.point, self.bundle.merge(self.point)
+        return self._merged[1]
+
     def loss_at(self, point: Vector, images: Array) -> float:
         """The loss of other coefficients on a batch."""
-        self.runtime.load(self.bundle.merge(point))
-        return self._evaluate(self._forward, images)
+        merged = self.bundle.merge(point)
+        return self._evaluate(lambda images, gradient=True: self.normalise(images, merged).logits, images)
 
     def _evaluate(self, forward: Forward, images: Array) -> float:
         rewind(self._bits, self.seed, self.steps, "views")  # the same second view on both sides of a step
@@ -128,7 +138,7 @@ class ZOMerge(Adapter):
 
     def _step(self, batch: Array, logits: Array) -> None:
         def known(images: Array, gradient: bool = True) -> Array:
-            return logits if images is batch else self._forward(images)
+            return logits if images is batch else self.normalise(images, self.merged()).logits
 
         here = self._evaluate(known, batch) if self.sides == 1 else None
         sizes = self.bundle.sizes
@@ -140,9 +150,6 @@ class ZOMerge(Adapter):
         self.skipped += step.skipped
         self.steps += 1
 
-    def _forward(self, images: Array, gradient: bool = True) -> Array:
-        return self.runtime(images).logits
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "seed": self.seed,
@@ -150,6 +157,7 @@ class ZOMerge(Adapter):
             "skipped": self.skipped,
             **{f"coefficients/{name}": w.copy() for name, w in self.coefficients.items()},
             **{f"loss/{name}": value for name, value in self.loss.state_dict().items()},
+            **({} if self.normalise.moments is None else self.normalise.moments.state()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -164,6 +172,8 @@ class ZOMerge(Adapter):
             raise MergettaError(f"This state was drawn with seed {state['seed']}, not {self.seed}.")
         loss_state = part(state, "loss/")
         self.loss.check_state(loss_state)
+        if self.normalise.moments is not None:
+            self.normalise.moments.restore(state)
         self.point, self.steps, self.skipped = self.bundle.flatten(loaded), steps, skipped
         self.history.clear()  # replays from these coefficients
         self.loss.load_state_dict(loss_state)

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mergetta.adapters.base import Adapter, entry
-from mergetta.adapters.forward_only.cola import distance
 from mergetta.adapters.forward_only.knowledge_bank import KnowledgeBank
 from mergetta.adapters.forward_only.source_features import BackToSource, check_source, squared_distances
 from mergetta.arrays import Array, to_numpy
 from mergetta.errors import MergettaError
-from mergetta.groups import Group, Vector, paper_frozen
+from mergetta.groups import Group, Vector, has_batch_norm, learnable, paper_frozen
 from mergetta.losses.probabilities import entropy
 from mergetta.runtimes.base import Output, Runtime
+from mergetta.streams.shift import distance
 from mergetta.zeroth_order.segmented import draw_segmented
 
 
@@ -61,12 +61,13 @@ class ZOA(Adapter):
     ) -> None:
         super().__init__(runtime)
         given = (lr, delta, weight, shift_threshold)
-        preset = CNN if any(group.kind == "batch" for group in runtime.structure) else VIT
+        preset = CNN if has_batch_norm(runtime.structure) else VIT
         self.settings = Preset(*(d if g is None else g for g, d in zip(given, preset, strict=True)))
         if not (self.settings.lr >= 0 and self.settings.delta > 0 and bank_size > 0):
             raise MergettaError("lr must not be negative, delta and bank_size be positive.")
         frozen = set(published_frozen(runtime.structure) if frozen is None else frozen)
-        self.sizes = tuple((group.name, group.size) for group in runtime.structure if group.name not in frozen)
+        moving = set(learnable(runtime.groups)) - frozen
+        self.sizes = tuple((group.name, group.size) for group in runtime.structure if group.name in moving)
         if frozen - set(runtime.groups) or not self.sizes:
             raise MergettaError("ZOA can freeze only groups that the model has, and must be left one to move.")
         self.back = BackToSource(runtime, check_source(runtime, source))
@@ -83,7 +84,7 @@ class ZOA(Adapter):
 
     def predict(self, images: Array) -> Array:
         output = self._forward(self.bank.mixing, self.epsilon, images)
-        self._watch(to_numpy(output.statistics), len(images))
+        self._watch(to_numpy(output.signature), len(images))
         logits = self.back.logits(output) if self.shift else output.logits
         self._step(images, self.loss(output))
         self.back.observe(output)
@@ -96,8 +97,7 @@ class ZOA(Adapter):
     def _forward(self, mixing: Vector, epsilon: Vector, images: Array) -> Output:
         source, parts = self.runtime.groups, self.bank.split(self.bank.mixed(mixing) + epsilon)
         moved = {name: source[name] + part for (name, _), part in zip(self.sizes, parts, strict=True)}
-        self.runtime.load({**source, **moved})
-        return self.runtime(images)
+        return self.runtime(images, {**source, **moved})
 
     def _step(self, images: Array, here: float) -> None:
         mixing = self.bank.mixing
@@ -144,4 +144,4 @@ def published_frozen(structure: Sequence[Group]) -> set[str]:
     """
     last, earliest = set(paper_frozen(structure)), min(group.block for group in structure)
     first = {group.name for group in structure if group.block == earliest}
-    return last if {group.name for group in structure} <= last | first else last | first
+    return last if set(learnable(group.name for group in structure)) <= last | first else last | first

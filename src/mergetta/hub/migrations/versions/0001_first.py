@@ -90,6 +90,7 @@ def upgrade() -> None:
         sa.Column("samples", sa.BigInteger(), nullable=True),
         sa.Column("size", sa.Integer(), nullable=False),
         sa.Column("norm", sa.Float(), nullable=False),
+        sa.Column("moments_apart", sa.Float(), nullable=False),
         sa.Column("sketch", sa.LargeBinary(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),

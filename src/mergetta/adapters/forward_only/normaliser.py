@@ -1,0 +1,106 @@
+"""How the moments of a domain are put to use: BatchNorm normalises with them, or features are aligned by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.arrays import Array, beside, to_numpy
+from mergetta.bundle import Bundle
+from mergetta.groups import GroupValues, has_batch_norm, layer_sizes, moment_pairs, moments_of, with_moments
+from mergetta.losses.probabilities import softmax
+from mergetta.runtimes.base import Output, Runtime
+from mergetta.streams.domain import DomainMoments, MomentSettings
+
+LARGE = 4
+"""A batch shares in what it is normalised with if so many of it are more than all that is known."""
+ROUNDS, GROWS = 3, 1.5
+"""Where the prior is far off, predictions look like a few classes and a batch has little share. With that they look
+better and it has more: so many passes at most, and only while the share grows by so much.
+"""
+
+
+class Normaliser:
+    """BatchNorm normalises with the moments of the merge, moved to where the stream says they are.
+
+    Single frames and batches are treated alike: nothing depends on who else is in a batch. Only a batch that is large
+    beside what is known shares in what it is normalised with, by further passes.
+    """
+
+    def __init__(self, runtime: Runtime, moments: DomainMoments) -> None:
+        self.runtime, self.moments = runtime, moments
+        self.names = tuple(runtime.groups)
+
+    def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
+        """A pass over images; with `learn` they are the next ones of the stream."""
+        known = with_moments(groups, self.moments.value(moments_of(groups, self.names)), self.names)
+        output = self.runtime(images, known, 1.0, moments=learn)
+        if not learn:
+            return output
+        share = np.zeros(1)
+        for _ in range(
+            ROUNDS if LARGE * len(images) > self.moments.settings.unknown + self.moments.stream.count else 0
+        ):
+            before, share = share, self.moments.share(softmax(to_numpy(output.logits)))
+            if share.max() < GROWS * before.max():
+                break
+            output = self.runtime(images, known, 1.0 - share, moments=True)
+        self.moments.learn(to_numpy(output.moments), softmax(to_numpy(output.logits)))
+        return output
+
+    @classmethod
+    def of_bundle(cls, runtime: Runtime, bundle: Bundle) -> Normaliser | Plain:
+        """What a device normalises with that merges a bundle."""
+        if not has_batch_norm(runtime.structure):
+            return Plain(runtime)
+        unknown = MomentSettings().unknown
+        sizes = layer_sizes(runtime.groups)
+        worth = [bundle.worth.get(mean, unknown) for mean, _ in moment_pairs(runtime.groups)]
+        return cls(runtime, DomainMoments(np.repeat(worth, sizes), len(runtime.classifier.bias)))
+
+    def describe(self) -> str:
+        """For people: what it normalises with."""
+        moments = self.moments
+        return f"merged moments and {moments.count:.0f} independent images of the stream"
+
+
+class Aligner:
+    """The classifier's input gets the mean and the variance that it had at the source: without BatchNorm."""
+
+    def __init__(self, runtime: Runtime, moments: DomainMoments, source: NDArray[Any]) -> None:
+        """`source` is the mean and the variance of the classifier's input at the source, (2, F)."""
+        self.runtime, self.moments, self.source = runtime, moments, source
+
+    def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
+        """A pass over images, as of `Normaliser`; `prior` is the features' mean and variance in the merged domains."""
+        output = self.runtime(images, groups)
+        features = to_numpy(output.features).astype(np.float64)
+        if learn:
+            each = np.stack([features, np.zeros_like(features)], axis=1)
+            self.moments.learn(each, softmax(to_numpy(output.logits)))
+        mean, variance = self.moments.value(prior)
+        scale = np.sqrt((self.source[1] + 1e-6) / (variance + 1e-6))
+        weight, bias = self.runtime.classifier
+        logits = ((features - mean) * scale + self.source[0]) @ weight.T + bias
+        return output._replace(logits=beside(logits, output.logits))
+
+    def describe(self) -> str:
+        moments = self.moments
+        return f"features by merged moments and {moments.count:.0f} independent images of the stream"
+
+
+class Plain:
+    """As the paper has it: the batch's own statistics, or none without BatchNorm."""
+
+    moments: DomainMoments | None = None
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
+        return self.runtime(images, groups)
+
+    def describe(self) -> str:
+        return "the batch's own statistics" if has_batch_norm(self.runtime.structure) else "no BatchNorm"

@@ -1,0 +1,1 @@
+"""What a device learns of its stream."""
