@@ -8,9 +8,9 @@ import pytest
 from mergetta import MergettaError
 from mergetta.data.corruptions import CORRUPTIONS, corrupt, fitting_strengths
 from mergetta.data.corruptions.digital import coarse
-from mergetta.data.corruptions.planes import zoomed
+from mergetta.data.corruptions.planes import motion_blurred, zoomed
 from mergetta.data.corruptions.strengths import STRENGTHS, zooms
-from mergetta.data.corruptions.weather import plasma
+from mergetta.data.corruptions.weather import plasma, snow
 from mergetta.data.fashion import load_fashion
 from mergetta.seeds import generator
 
@@ -113,6 +113,37 @@ def test_zoom_enlarges_about_the_centre() -> None:
     assert large.shape == ramp.shape
     assert large[0, 20, 20, 0] == pytest.approx(0.5, abs=0.02)
     assert (large[0, 20, 30, 0] - large[0, 20, 10, 0]) == pytest.approx(0.5 / 1.25, abs=0.02)
+
+
+def test_smear_of_one_bright_pixel_by_hand() -> None:
+    """Radius 1 has three steps: along 70° they end 0, 0.94 and 1.88 pixels down and 0, 0.34 and 0.68 to the side."""
+    dot = np.zeros((1, 9, 9, 1), np.float32)
+    dot[0, 4, 4] = 1
+    weights = np.exp([0, -0.5, -2])
+    expected = np.zeros((9, 9))
+    expected[[4, 3, 2], [4, 4, 3]] = weights / weights.sum()
+    whole = motion_blurred(dot, 1, 1.0, np.array([-70.0]), whole_pixels=True)
+    np.testing.assert_allclose(whole[0, ..., 0], expected, atol=1e-6)
+    shared = motion_blurred(dot, 1, 1.0, np.array([-70.0]))[0, ..., 0]
+    assert shared.sum() == pytest.approx(1, abs=1e-6)
+    assert np.count_nonzero(shared > 1e-6) == 6  # four pixels for each step but the first, two of them in common
+
+
+def test_streaks_of_snow_are_one_pixel_wide() -> None:
+    """A lone flake, which the zoom by 1 leaves alone, brightens as many pixels as the smear has steps, twice."""
+
+    class OneFlake:
+        def normal(self, mean: float, std: float, shape: tuple[int, ...]) -> np.ndarray:
+            layer = np.zeros(shape)
+            layer[20, 8] = 0.9
+            return layer
+
+        def uniform(self, low: float, high: float) -> float:
+            return -70.0
+
+    result = snow(np.zeros((1, 40, 40, 1), np.float32), [OneFlake()], (0, 1, 1, 0.5, 3, 4, 1.0))
+    assert np.count_nonzero(result > 1e-6) == 2 * 7
+    assert result.sum() == pytest.approx(2 * 0.9, abs=1e-5)
 
 
 def test_zoom_factors() -> None:

@@ -11,14 +11,18 @@ ICE = np.array([0.85, 0.95, 1.0], dtype=np.float32)
 
 
 def snow(x: Images, rngs: Generators, strength: tuple[float, ...]) -> Images:
-    """Flakes smeared by the wind, in front of an image washed out towards white."""
+    """Flakes smeared by the wind, in front of an image washed out towards white.
+
+    The published layer is smeared by ImageMagick in whole pixels. That matters here, unlike in photographs: flakes
+    are single pixels, and streaks shared between pixels are so faint that ResNet-20 errs on 22 % instead of 31 %.
+    """
     mean, std, zoom, threshold, radius, sigma, mix = strength
     height, width = x.shape[1:3]
     flakes = drawn(rngs, lambda rng: rng.normal(mean, std, (height, width, 1))).astype(np.float32)
     flakes = zoomed(flakes, zoom)
     flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)
     angles = drawn(rngs, lambda rng: rng.uniform(-135, -45))
-    flakes = motion_blurred(flakes, int(radius), sigma, angles)
+    flakes = motion_blurred(flakes, int(radius), sigma, angles, whole_pixels=True)
     washed = np.maximum(x, grey(x) * 1.5 + 0.5)
     return mix * x + (1 - mix) * washed + flakes + flakes[:, ::-1, ::-1]
 
