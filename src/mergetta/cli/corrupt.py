@@ -29,6 +29,10 @@ def command(
     corruptions: Annotated[str | None, typer.Option(help="Only these, separated by commas (default: all 15).")] = None,
     severities: Annotated[str, typer.Option(help="Which, separated by commas.")] = "1,2,3,4,5",
     seed: Annotated[int, typer.Option(min=0, help="Fixes every random choice.")] = 0,
+    frost: Annotated[
+        Path | None,
+        typer.Option(help="Frost's textures, frost1 to frost5 (default: `frost` beside the images, or else drawn)."),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core).")] = None,
 ) -> None:
     """Make a -C set in the published layout: stacked npy files from an npz file, JPEG folders from a folder.
@@ -44,7 +48,7 @@ def command(
 
     names = chosen(corruptions, CORRUPTIONS, "corruption") if corruptions is not None else list(CORRUPTIONS)
     levels = sorted(int(level) for level in chosen(severities, map(str, range(1, 6)), "severity"))
-    maker = open_maker(source, out, seed)
+    maker = open_maker(source, out, seed, frost)
     keep_settings(maker, names, levels)
     tasks = ((name, images, run) for name in names for images, run in maker.tasks(name, levels))
     run_with_progress(maker, list(tasks), levels, jobs or os.cpu_count() or 1)
@@ -64,13 +68,13 @@ def chosen(text: str, known: Iterable[str], what: str) -> list[str]:
     return names
 
 
-def open_maker(source: Path, out: Path, seed: int) -> Maker:
+def open_maker(source: Path, out: Path, seed: int, frost: Path | None) -> Maker:
     from mergetta.data.cifar_c import CifarMaker
     from mergetta.data.imagenet_c import FolderMaker
 
     if not source.exists():
         raise MergettaError(f"There is no file or folder {source}.")
-    return FolderMaker(source, out, seed) if source.is_dir() else CifarMaker(source, out, seed)
+    return (FolderMaker if source.is_dir() else CifarMaker)(source, out, seed, frost)
 
 
 def keep_settings(maker: Maker, names: list[str], severities: list[int]) -> None:

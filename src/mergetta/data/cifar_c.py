@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mergetta.data.frost_textures import WITH_TEXTURES, find_textures, made_with_textures, textures_digest
 from mergetta.data.images import check_samples, checked_labels, corrupt_settings, load_labelled_npz
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
@@ -26,7 +27,8 @@ LABELS = "labels.npy"
 class CifarC:
     """The folder of a set: the published files, memory-mapped; or `cifar10_test.npz` (`x`, `y`), corrupted as read.
 
-    `CifarC(folder, classes=100)` is CIFAR-100-C. `description` says which of the two a result was measured on.
+    `CifarC(folder, classes=100)` is CIFAR-100-C. `description` says which of the two a result was measured on, and
+    whether frost was made with its published textures: those in a folder `frost` in this one or beside it.
     """
 
     def __init__(self, folder: str | Path, classes: int = 10) -> None:
@@ -39,13 +41,15 @@ class CifarC:
                 f"nor {self.clean_file.name}."
             )
         self.settings = corrupt_settings(self.folder) if self.files else None
+        self.frost = None if self.files else find_textures(self.folder)
 
     @property
     def description(self) -> str:
         if self.files and self.settings is None:
             return f"CIFAR-{self.classes}-C as published"
         made = self.settings and f" {self.settings['mergetta']}, seed {self.settings['seed']}"
-        return f"CIFAR-{self.classes} test corrupted by mergetta{made or ''}"
+        textures = WITH_TEXTURES if self.frost or made_with_textures(self.settings) else ""
+        return f"CIFAR-{self.classes} test corrupted by mergetta{made or ''}{textures}"
 
     @property
     def corruptions(self) -> list[str]:
@@ -67,7 +71,7 @@ class CifarC:
             from mergetta.data.lazy import Corrupted
 
             clean = self.clean(samples)
-            return Domain(name, Corrupted(clean.images, name, severity), clean.labels)
+            return Domain(name, Corrupted(clean.images, name, severity, frost=self.frost), clean.labels)
         images, labels = self.stacked(name)
         if self.settings is not None and severity not in self.settings["severities"]:
             raise MergettaError(f"{self.folder} was made without severity {severity}: run `mergetta corrupt` with it.")
@@ -114,11 +118,12 @@ def open_npy(path: Path) -> NDArray[Any]:
 class CifarMaker:
     """Makes the published files from a clean npz file, a severity at a time; finished ones are not made again."""
 
-    def __init__(self, source: Path, out: Path, seed: int) -> None:
+    def __init__(self, source: Path, out: Path, seed: int, frost: Path | None = None) -> None:
         self.source, self.out, self.seed = source, out, seed
+        self.frost = frost or find_textures(source.parent)
         images, self.labels = load_cifar(source, classes=100)
         digest = hashlib.sha256(images.tobytes() + self.labels.tobytes()).hexdigest()[:16]
-        self.facts = {"digest": digest, "images": len(images)}
+        self.facts = {"digest": digest, "images": len(images), "frost": textures_digest(self.frost)}
 
     def target(self, name: str) -> Path:
         return self.out / f"{name}.npy"
@@ -134,7 +139,7 @@ class CifarMaker:
         """(number of images, what to run in some process) for what is missing."""
         for severity in severities if not self.target(name).exists() else ():
             if not self.part(name, severity).exists():
-                run = partial(make_part, self.source, self.part(name, severity), name, severity, self.seed)
+                run = partial(make_part, self.source, self.part(name, severity), name, severity, self.seed, self.frost)
                 yield len(self.labels), run
 
     def finish(self, name: str, severities: list[int]) -> None:
@@ -153,10 +158,10 @@ class CifarMaker:
         shutil.rmtree(self.out / ".parts", ignore_errors=True)
 
 
-def make_part(source: Path, part: Path, name: str, severity: int, seed: int) -> None:
+def make_part(source: Path, part: Path, name: str, severity: int, seed: int, frost: Path | None) -> None:
     from mergetta.data.corruptions import corrupt
 
-    write_atomically(part, npy_bytes(corrupt(cached_images(source), name, severity, seed)))
+    write_atomically(part, npy_bytes(corrupt(cached_images(source), name, severity, seed, frost=frost)))
 
 
 @lru_cache(maxsize=1)

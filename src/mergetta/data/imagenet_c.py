@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mergetta.data.frost_textures import WITH_TEXTURES, find_textures, made_with_textures, textures_digest
 from mergetta.data.images import SUFFIXES, check_samples, corrupt_settings
 from mergetta.data.lazy import Corrupted, ImageFiles, Interpolation, JpegArchive, Subset
 from mergetta.data.streams import Domain, Images
@@ -37,7 +38,8 @@ class ImagenetC:
     `WNID/*.JPEG` or `imagenet_val3k_224.npz`.
 
     `subset` is a text file of `WNID/NAME` lines, like RobustBench's 5,000 images; `description` names it, and says
-    whether the corruptions are the published ones. Nothing is decoded before the first batch.
+    whether the corruptions are the published ones, and whether frost was made with its published textures: those in
+    a folder `frost` in this one or beside it. Nothing is decoded before the first batch.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ImagenetC:
         self.size, self.resize_to, self.interpolation = size, resize_to, interpolation
         self.corrupted = find_corruptions(self.folder)
         self.settings = corrupt_settings(self.folder) if self.corrupted else None
+        self.frost = None if self.corrupted else find_textures(self.folder)
         self.clean_source = find_clean(self.folder)
         if not self.corrupted and self.clean_source is None:
             raise MergettaError(
@@ -74,7 +77,8 @@ class ImagenetC:
         else:
             made = self.settings and f" {self.settings['mergetta']}, seed {self.settings['seed']}"
             part = f" ({ARCHIVE})" if self.archive and not self.corrupted else ""
-            text = f"ImageNet validation{part} corrupted by mergetta{made or ''}"
+            textures = WITH_TEXTURES if self.frost or made_with_textures(self.settings) else ""
+            text = f"ImageNet validation{part} corrupted by mergetta{made or ''}{textures}"
         if self.subset is None:
             return text
         owner = "RobustBench " if self.subset.name == ROBUSTBENCH else ""
@@ -95,7 +99,7 @@ class ImagenetC:
         """`samples` images of a corruption at a severity: the same ones for each, in a fixed random order."""
         if not self.corrupted:
             images, labels = self.clean_images
-            return self.sampled(name, Corrupted(images, name, severity), labels, samples)
+            return self.sampled(name, Corrupted(images, name, severity, frost=self.frost), labels, samples)
         if name not in self.corrupted:
             raise MergettaError(f"{self.folder} has no corruption {name!r}; it has {', '.join(self.corruptions)}.")
         folder = self.corrupted[name] / str(severity)
@@ -215,11 +219,12 @@ def image_names(folder: Path, classes: list[str]) -> list[str]:
 class FolderMaker:
     """Makes the published folders from one of clean images, a class at a time; finished files are not made again."""
 
-    def __init__(self, source: Path, out: Path, seed: int) -> None:
+    def __init__(self, source: Path, out: Path, seed: int, frost: Path | None = None) -> None:
         clean = find_clean(source)
         if clean is None or clean.is_file():
             raise MergettaError(f"{source} has no class folders (WNID/*.JPEG or val/WNID/*.JPEG) to corrupt.")
         self.source, self.clean, self.out, self.seed = source, clean, out, seed
+        self.frost = frost or find_textures(source.parent if source.name == "val" else source)
         self.classes = class_folders(clean)
         self.names = image_names(clean, self.classes)
         if not self.names:
@@ -227,7 +232,13 @@ class FolderMaker:
         if len({published_name(name) for name in self.names}) < len(self.names):
             raise MergettaError(f"{clean} has two images whose names differ only in the suffix, which becomes .JPEG.")
         digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
-        self.facts = {"digest": digest, "images": len(self.names), "size": SIZE, "quality": QUALITY}
+        self.facts = {
+            "digest": digest,
+            "images": len(self.names),
+            "size": SIZE,
+            "quality": QUALITY,
+            "frost": textures_digest(self.frost),
+        }
 
     def target(self, name: str) -> Path:
         return self.out / name
@@ -244,7 +255,8 @@ class FolderMaker:
             first = 0
             for _, group in groupby(self.names, lambda name: name.partition("/")[0]):
                 names = list(group)
-                yield len(names), partial(make_class, self.clean, folder, names, first, name, severity, self.seed)
+                how = (name, severity, self.seed, self.frost)
+                yield len(names), partial(make_class, self.clean, folder, names, first, *how)
                 first += len(names)
 
     def finish(self, name: str, severities: list[int]) -> None:
@@ -259,7 +271,14 @@ def published_name(name: str) -> str:
 
 
 def make_class(
-    clean: Path, folder: Path, names: list[str], first: int, corruption: str, severity: int, seed: int
+    clean: Path,
+    folder: Path,
+    names: list[str],
+    first: int,
+    corruption: str,
+    severity: int,
+    seed: int,
+    frost: Path | None,
 ) -> None:
     """Corrupt the images of a class, numbered from `first`, that are not in `folder` yet."""
     from mergetta.data.corruptions import corrupt
@@ -272,9 +291,8 @@ def make_class(
     images = ImageFiles([clean / name for name in names], SIZE, resize_to=RESIZE_TO)
     for start in range(0, len(missing), TOGETHER):
         some = np.array(missing[start : start + TOGETHER])
-        for i, pixels in zip(
-            some, corrupt(images[some], corruption, severity, seed, indices=first + some), strict=True
-        ):
+        made_now = corrupt(images[some], corruption, severity, seed, indices=first + some, frost=frost)
+        for i, pixels in zip(some, made_now, strict=True):
             buffer = io.BytesIO()
             Image.fromarray(pixels).save(buffer, "JPEG", quality=QUALITY)
             write_atomically(folder / published_name(names[i]), buffer.getvalue())

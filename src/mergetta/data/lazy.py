@@ -128,13 +128,19 @@ class JpegArchive(Encoded):
 
 
 class Corrupted:
-    """A view that corrupts on indexing; image i is drawn from (seed, corruption, i), whatever the batch."""
+    """A view that corrupts on indexing; image i is drawn from (seed, corruption, i), whatever the batch.
 
-    def __init__(self, images: Images, corruption: str, severity: int, seed: int = 0) -> None:
+    `frost` is the folder of frost's published textures, if they are to be used.
+    """
+
+    def __init__(
+        self, images: Images, corruption: str, severity: int, seed: int = 0, frost: Path | None = None
+    ) -> None:
         from mergetta.data.corruptions import check  # needs OpenCV, which reading images does not
 
         check(corruption, severity)
         self.images, self.corruption, self.severity, self.seed = images, corruption, severity, seed
+        self.frost = frost
 
     def __len__(self) -> int:
         return len(self.images)
@@ -143,7 +149,7 @@ class Corrupted:
         from mergetta.data.corruptions import corrupt
 
         chosen = np.arange(len(self))[index]
-        return corrupt(self.images[chosen], self.corruption, self.severity, self.seed, indices=chosen)
+        return corrupt(self.images[chosen], self.corruption, self.severity, self.seed, indices=chosen, frost=self.frost)
 
 
 class Subset:

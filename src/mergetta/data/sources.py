@@ -13,6 +13,7 @@ import numpy as np
 from mergetta.data.cifar_c import CifarC
 from mergetta.data.corruptions import CORRUPTIONS, corrupt
 from mergetta.data.fashion import FILE, load_fashion
+from mergetta.data.frost_textures import textures_digest
 from mergetta.data.imagenet_c import ROBUSTBENCH, ImagenetC
 from mergetta.data.lazy import Subset
 from mergetta.data.streams import Domain, Images
@@ -66,7 +67,7 @@ class Source(ABC):
 
 
 class Fashion(Source):
-    """The embedded images, corrupted when asked for."""
+    """The embedded images, corrupted when asked for: the same on every machine, so with frost's drawn textures."""
 
     description = "Fashion-MNIST (embedded part) corrupted by mergetta"
 
@@ -93,7 +94,7 @@ class Cifar(Source):
         self.description = self.set.description
         self.domains = tuple(name for name in CORRUPTIONS if name in self.set.corruptions)
         files = [*self.set.files.values()] or [self.set.clean_file]
-        self.digest = combined([self.description, *map(file_digest, files)])
+        self.digest = combined([self.description, *map(file_digest, files), textures_digest(self.set.frost)])
 
     def clean(self, count: int) -> Domain | None:
         return last(self.set.clean(), count) if self.set.clean_file.is_file() else None
@@ -115,9 +116,10 @@ class Imagenet(Source):
 
     @cached_property
     def digest(self) -> str:  # type: ignore[override]
+        textures = textures_digest(self.set.frost)
         if self.set.archive and not self.set.corrupted and self.set.clean_source is not None:
-            return combined([self.description, file_digest(self.set.clean_source)])
-        return combined([self.description, str(self.set.folder.resolve()), *self.domains])
+            return combined([self.description, file_digest(self.set.clean_source), textures])
+        return combined([self.description, str(self.set.folder.resolve()), *self.domains, textures])
 
     def clean(self, count: int) -> Domain | None:
         if self.set.clean_source is None:

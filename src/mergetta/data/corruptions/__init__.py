@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from mergetta.data.corruptions import blur, digital, noise, weather
 from mergetta.data.corruptions.planes import Generators, Images
-from mergetta.data.corruptions.strengths import STRENGTHS
+from mergetta.data.corruptions.strengths import FROST_SCALE, STRENGTHS
 from mergetta.errors import MergettaError
 from mergetta.seeds import generator
 
@@ -42,12 +44,14 @@ def corrupt(
     first: int = 0,
     strengths: str | None = None,
     indices: NDArray[np.int64] | None = None,
+    frost: Path | None = None,
 ) -> NDArray[np.uint8]:
     """Corrupted copies of uint8 images (B, H, W, C), C = 1 or 3.
 
     Image i is drawn from (seed, name, first + i) alone, so a part of a set is corrupted as in the whole; `indices`
     are the images' numbers in the set where these do not follow one another.
-    `strengths` is `cifar`, `imagenet` or `grey28`; by default what fits the size.
+    `strengths` is `cifar`, `imagenet` or `grey28`; by default what fits the size. `frost` is the folder of frost's
+    published textures; without it, whatever lies on this machine, they are drawn.
 
     >>> corrupt(np.zeros((2, 8, 8, 1), np.uint8), "brightness").max()
     np.uint8(128)
@@ -62,13 +66,16 @@ def corrupt(
     if table not in STRENGTHS:
         raise MergettaError(f"There are no strengths {table!r}; choose one of {', '.join(STRENGTHS)}.")
     strength = STRENGTHS[table][name][severity - 1]
+    apply = CORRUPTIONS[name]
+    if name == "frost" and frost is not None:
+        apply = partial(weather.frost, textures=weather.load_textures(frost, FROST_SCALE[table], images.shape[1:]))
     numbers = first + np.arange(len(images)) if indices is None else indices
     chunk = max(1, CHUNK // images[0].size)
     result = np.empty_like(images)
     for start in range(0, len(images), chunk):
         part = images[start : start + chunk].astype(np.float32) / 255
         rngs = [generator(seed, number, name) for number in numbers[start : start + chunk].tolist()]
-        corrupted = CORRUPTIONS[name](part, rngs, strength)
+        corrupted = apply(part, rngs, strength)
         result[start : start + chunk] = np.rint(np.clip(corrupted, 0, 1) * 255)
     return result
 

@@ -104,4 +104,7 @@ GREY28: Strengths = {
     "jpeg_compression": (50, 30, 20, 12, 6),
 }
 
+FROST_SCALE = {"cifar": 0.2, "imagenet": 1.0, "grey28": 0.2}
+"""By how much frost's published textures are scaled before a piece is cut out of them."""
+
 STRENGTHS: dict[str, Strengths] = {"cifar": CIFAR, "imagenet": IMAGENET, "grey28": GREY28}

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.data.corruptions.planes import Generators, Images, drawn, motion_blurred, zoomed
+from mergetta.data.frost_textures import read_textures
 
-ICE = np.array([0.85, 0.95, 1.0], dtype=np.float32)
+ICE = np.array([0.82, 0.93, 1.0], dtype=np.float32)
+"""The colour of ice in the published textures, relative to its blue."""
 
 
 def snow(x: Images, rngs: Generators, strength: tuple[float, ...]) -> Images:
@@ -27,15 +35,54 @@ def snow(x: Images, rngs: Generators, strength: tuple[float, ...]) -> Images:
     return mix * x + (1 - mix) * washed + flakes + flakes[:, ::-1, ::-1]
 
 
-def frost(x: Images, rngs: Generators, strength: tuple[float, float]) -> Images:
-    """Ice crystals on the lens: bright ridges of fractal noise (the published photographs are not needed)."""
+def frost(
+    x: Images, rngs: Generators, strength: tuple[float, float], textures: Sequence[Images] | None = None
+) -> Images:
+    """Ice crystals on the lens, cut out of the published photographs if these are given, or else drawn."""
     keep, amount = strength
-    height, width, channels = x.shape[1:]
-    base = plasma(rngs, max(height, width), 1.8)[:, :height, :width]
-    fine = plasma(rngs, max(height, width), 1.4)[:, :height, :width]
-    ridges = (1 - np.abs(2 * fine - 1)) ** 3
-    texture = np.clip(0.25 + 0.6 * base * (0.4 + ridges), 0, 1)[..., None]
-    return keep * x + amount * texture * (ICE if channels == 3 else ICE.mean())
+    ice = drawn_ice(rngs, x.shape[1:]) if textures is None else cut_out(textures, rngs, x.shape[1:])
+    return keep * x + amount * ice
+
+
+def cut_out(textures: Sequence[Images], rngs: Generators, shape: tuple[int, ...]) -> Images:
+    """A random piece of a random texture for each image."""
+    height, width = shape[:2]
+    pieces = []
+    for rng in rngs:
+        texture = textures[int(rng.integers(len(textures)))]
+        top, left = rng.integers(texture.shape[0] - height + 1), rng.integers(texture.shape[1] - width + 1)
+        pieces.append(texture[top : top + height, left : left + width])
+    return np.stack(pieces)
+
+
+@lru_cache(maxsize=4)
+def load_textures(folder: Path, scale: float, shape: tuple[int, ...]) -> tuple[Images, ...]:
+    """The published textures in [0, 1], scaled; further enlarged where they would not cover an image of this shape.
+
+    Scaled down by a fifth they are not smoothed, as in the published code: that grain is part of how hard frost is.
+    """
+    height, width, channels = shape
+    scaled = []
+    for texture in read_textures(folder, channels):
+        factor = max(scale, height / texture.shape[0], width / texture.shape[1])
+        size = (round(texture.shape[1] * factor), round(texture.shape[0] * factor))
+        resized = cv2.resize(texture, size, interpolation=cv2.INTER_LINEAR)
+        scaled.append(resized.reshape(*size[::-1], channels).astype(np.float32) / 255)
+    return tuple(scaled)
+
+
+def drawn_ice(rngs: Generators, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Ridges of fractal noise in the colour of ice.
+
+    How bright the ice is, how much that differs between images, how much it varies within one, and how rough it is
+    follow the published textures at 32 pixels, so that both are about equally hard.
+    """
+    height, width, channels = shape
+    ridges = 1 - np.abs(2 * plasma(rngs, max(height, width), 1.1)[:, :height, :width] - 1)
+    level = drawn(rngs, lambda rng: rng.uniform(0.41, 0.99))[:, None, None]
+    mean, spread = ridges.mean(axis=(1, 2), keepdims=True), ridges.std(axis=(1, 2), keepdims=True)
+    ice = np.clip(level + 0.083 * (ridges - mean) / np.maximum(spread, 1e-6), 0, 1)[..., None]
+    return (ice * (ICE if channels == 3 else ICE.mean())).astype(np.float32)
 
 
 def fog(x: Images, rngs: Generators, strength: tuple[float, float]) -> Images:
