@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
+from mergetta import MergettaError
+from mergetta.losses import Roid
 from mergetta.losses.views import (
+    DRAWS,
+    Draws,
     brightness,
     colour_and_geometry,
     contrast,
@@ -22,7 +28,8 @@ from mergetta.losses.views import (
 )
 from mergetta.seeds import generator
 
-VIEWS = [colour_and_geometry, shuffle_patches, shuffle_pixels, occlude]
+PER_IMAGE = partial(colour_and_geometry, draws=DRAWS["per-image"])
+VIEWS = [colour_and_geometry, PER_IMAGE, shuffle_patches, shuffle_pixels, occlude]
 
 
 def picture(batch: int = 5, channels: int = 3, height: int = 13, width: int = 18) -> np.ndarray:
@@ -77,23 +84,69 @@ def test_mirror_by_hand() -> None:
 
 
 class Fixed:
-    """A generator whose draws are chosen: no turn, no shift, scale 1, flip or not."""
+    """A generator whose draws are chosen: no turn, scale 1; flip or not; no shift, or the largest down and right."""
 
-    def __init__(self, flip: bool) -> None:
-        self.flip = flip
+    def __init__(self, flip: bool = False, shift: float | None = None) -> None:
+        self.flip, self.shift = flip, shift
 
     def uniform(self, low: float, high: float, size: object) -> np.ndarray:
-        return np.full(size, (low + high) / 2)
+        if (low, high) == (0, 1):
+            return np.full(size, 0.1 if self.flip else 0.9)
+        return np.full(size, high if high == self.shift else (low + high) / 2)
 
-    def random(self, size: int) -> np.ndarray:
-        return np.full(size, 0.1 if self.flip else 0.9)
 
-
-def test_move_by_nothing_and_by_a_flip() -> None:
+@pytest.mark.parametrize("draws", DRAWS.values(), ids=DRAWS)
+def test_move_by_nothing_and_by_a_flip(draws: Draws) -> None:
     images = picture()
     keep = np.ones(5, bool)
-    np.testing.assert_allclose(move(images, Fixed(False), keep), images, atol=1e-6)
-    np.testing.assert_allclose(move(images, Fixed(True), keep), images[..., ::-1], atol=1e-6)
+    np.testing.assert_allclose(move(images, Fixed(), keep, draws), images, atol=1e-6)
+    np.testing.assert_allclose(move(images, Fixed(flip=True), keep, draws), images[..., ::-1], atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "pixels"), [("published", 4), ("per-image", 2)])
+def test_largest_shift_of_32_pixels(name: str, pixels: int) -> None:
+    """1/16 of the image padded by half its size on each side is 1/8 of the image itself; the variant has half of it."""
+    images, draws = picture(height=32, width=32), DRAWS[name]
+    moved = move(images, Fixed(shift=draws.shift), np.ones(5, bool), draws)
+    np.testing.assert_allclose(moved[:, :, pixels:, pixels:], images[:, :, :-pixels, :-pixels], atol=1e-6)
+    np.testing.assert_allclose(moved[:, :, pixels - 1, pixels:], images[:, :, 1, :-pixels], atol=1e-6)  # mirrored
+
+
+@pytest.mark.parametrize("draws", DRAWS.values(), ids=DRAWS)
+def test_shifts_are_drawn_up_to_the_largest(draws: Draws) -> None:
+    drawn = [draws.uniform(generator(0, i, "v"), -draws.shift, draws.shift, np.ones(4, bool)) for i in range(300)]
+    assert 0.95 * draws.shift < np.abs(drawn).max() <= draws.shift
+
+
+def test_once_per_batch_or_per_image() -> None:
+    """Five times the same picture: the published views of it are equal, those of the variant differ."""
+    images = np.repeat(picture(batch=1), 5, axis=0)
+    keep = np.array([True, False, True, True, True])
+    published = colour_and_geometry(images, generator(0, 0, "v"), keep)
+    assert not np.allclose(published[0], images[0], atol=1e-3)
+    for view in published[1:]:
+        np.testing.assert_array_equal(view, published[0])
+    own = PER_IMAGE(images, generator(0, 0, "v"), keep)
+    assert all(not np.allclose(own[i], own[j], atol=1e-3) for i in range(4) for j in range(i))
+
+
+def test_the_loss_takes_its_views_by_name() -> None:
+    images = np.repeat(picture(batch=1), 4, axis=0)
+    seen = []
+
+    def forward(batch: np.ndarray) -> np.ndarray:
+        seen.append(batch)
+        return np.arange(len(batch))[:, None] * np.array([[1.0, 0.5, -1.0]])
+
+    for options in ({}, {"views": "published"}, {"views": "per-image"}):
+        Roid(**options).evaluate(forward, images, generator(0, 0, "v"))
+    default, published, own = seen[1::2]
+    assert len(default) > 1
+    np.testing.assert_array_equal(default, published)
+    np.testing.assert_array_equal(default[0], default[1])
+    assert not np.allclose(own[0], own[1], atol=1e-3)
+    with pytest.raises(MergettaError, match="no views 'each'; choose one of published, per-image"):
+        Roid(views="each")
 
 
 def test_shuffles_are_permutations() -> None:

@@ -9,15 +9,19 @@ from mergetta.arrays import Array, beside, to_numpy
 from mergetta.losses.base import Evaluation, Forward
 from mergetta.losses.mean_prediction import MeanPredictionLoss
 from mergetta.losses.probabilities import constant, entropy, log_softmax, softmax
-from mergetta.losses.views import colour_and_geometry
+from mergetta.losses.views import colour_and_geometry, find_draws
 
 
 class Roid(MeanPredictionLoss):
-    """Samples count by how certain and how rare their prediction is."""
+    """Samples count by how certain and how rare their prediction is.
 
-    def __init__(self, temperature: float = 1 / 3, momentum: float = 0.9) -> None:
+    `views` says how the augmented view is drawn: `published`, once per batch, or our variant `per-image`.
+    """
+
+    def __init__(self, temperature: float = 1 / 3, momentum: float = 0.9, views: str = "published") -> None:
         self.temperature = temperature
         self.momentum = momentum
+        self.draws = find_draws(views)
 
     def evaluate(self, forward: Forward, images: Array, rng: np.random.Generator) -> Evaluation:
         logits = forward(images)
@@ -25,7 +29,7 @@ class Roid(MeanPredictionLoss):
         weights, keep = sample_weights(constant(logits), self.prior(logits), self.temperature)
         weights = weights[keep]
         loss = weights * soft_likelihood_ratio(logits[keep])
-        view = forward(colour_and_geometry(images, rng, to_numpy(keep)))
+        view = forward(colour_and_geometry(images, rng, to_numpy(keep), self.draws))
         loss = loss + weights * symmetric_cross_entropy(logits[keep], view)
         return Evaluation(xp.sum(loss) / len(images), logits, int(xp.sum(xp.astype(keep, xp.int64))))
 

@@ -1,40 +1,74 @@
 """Second views of a batch, seeded, for any array library: ROID's augmentation, DeYO's destroyed objects.
 
-Images are NCHW in [0, 1]. All random numbers come from a NumPy generator and are drawn per image, so NumPy and
-torch see the same views. Each view draws for the whole batch and returns the images in `keep` (a mask), so an image
-has the same view whichever others are kept.
+Images are NCHW in [0, 1]. All random numbers come from a NumPy generator, so NumPy and torch see the same views. Each
+view draws for the whole batch and returns the images in `keep` (a mask), so an image has the same view whichever
+others are kept.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from mergetta.arrays import Array, beside
+from mergetta.errors import MergettaError
 
 GREY = (0.299, 0.587, 0.114)
 # Hue turns the chroma plane of YIQ; the rows are Y, I, Q in terms of R, G, B.
 YIQ = np.array([GREY, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)])
 
 
-def colour_and_geometry(images: Array, rng: np.random.Generator, keep: np.ndarray) -> Array:
+@dataclass(frozen=True)
+class Draws:
+    """How ROID's augmentation draws its strengths, shifts, turns, scales and flips."""
+
+    per_image: bool
+    """Draw for each image, instead of once for the batch."""
+    shift: float
+    """The largest shift, as a share of the image's height and width."""
+
+    def uniform(self, rng: np.random.Generator, low: float, high: float, keep: np.ndarray) -> np.ndarray:
+        """One number for each image that is kept."""
+        values = rng.uniform(low, high, keep.size if self.per_image else 1)
+        return np.asarray(np.broadcast_to(values, keep.size)[keep])
+
+
+DRAWS = {
+    "published": Draws(per_image=False, shift=1 / 8),
+    "per-image": Draws(per_image=True, shift=1 / 16),
+}
+"""The published code shifts by 1/16 of an image that it has padded by half its size on each side, so by 1/8 of the
+image itself. The variant `per-image` is ours."""
+
+
+def find_draws(name: str) -> Draws:
+    if name not in DRAWS:
+        raise MergettaError(f"There are no views {name!r}; choose one of {', '.join(DRAWS)}.")
+    return DRAWS[name]
+
+
+def colour_and_geometry(
+    images: Array, rng: np.random.Generator, keep: np.ndarray, draws: Draws = DRAWS["published"]
+) -> Array:
     """ROID's augmentation: jitter the colours in random order, then move, turn, scale and flip."""
-    return move(jitter(images, rng, keep), rng, keep)
+    return move(jitter(images, rng, keep, draws), rng, keep, draws)
 
 
-def jitter(images: Array, rng: np.random.Generator, keep: np.ndarray) -> Array:
-    """Brightness, contrast, saturation, hue and gamma, a strength per image, one random order per batch."""
+def jitter(images: Array, rng: np.random.Generator, keep: np.ndarray, draws: Draws) -> Array:
+    """Brightness, contrast, saturation, hue and gamma, in one random order per batch."""
     strengths = {
-        "brightness": rng.uniform(0.6, 1.4, keep.size),
-        "contrast": rng.uniform(0.7, 1.3, keep.size),
-        "saturation": rng.uniform(0.5, 1.5, keep.size),
-        "hue": rng.uniform(-0.06, 0.06, keep.size),
-        "gamma": rng.uniform(0.7, 1.3, keep.size),
+        "brightness": draws.uniform(rng, 0.6, 1.4, keep),
+        "contrast": draws.uniform(rng, 0.7, 1.3, keep),
+        "saturation": draws.uniform(rng, 0.5, 1.5, keep),
+        "hue": draws.uniform(rng, -0.06, 0.06, keep),
+        "gamma": draws.uniform(rng, 0.7, 1.3, keep),
     }
     order = rng.permutation(list(strengths))
     images = images[beside(keep, images)]
     for name in order:
-        images = COLOURS[str(name)](images, strengths[str(name)][keep])
+        images = COLOURS[str(name)](images, strengths[str(name)])
     return images
 
 
@@ -82,19 +116,19 @@ COLOURS = {
 }
 
 
-def move(images: Array, rng: np.random.Generator, keep: np.ndarray) -> Array:
-    """Turn by ±15°, shift by up to 1/16, scale by 0.9–1.1, flip every second; mirrored at the border, bilinear.
+def move(images: Array, rng: np.random.Generator, keep: np.ndarray, draws: Draws) -> Array:
+    """Turn by ±15°, shift, scale by 0.9–1.1, flip every second time; mirrored at the border, bilinear.
 
     `images` are the kept ones already.
     """
     height, width = images.shape[2:]
-    angle = np.deg2rad(rng.uniform(-15, 15, keep.size))[keep, None, None]
-    shift = rng.uniform(-1 / 16, 1 / 16, (2, keep.size))[:, keep, None, None]
-    scale = rng.uniform(0.9, 1.1, keep.size)[keep, None, None]
-    flip = np.where(rng.random(keep.size) < 0.5, -1.0, 1.0)[keep, None, None]
+    angle = np.deg2rad(draws.uniform(rng, -15, 15, keep))[:, None, None]
+    down, right = (draws.uniform(rng, -draws.shift, draws.shift, keep)[:, None, None] for _ in range(2))
+    scale = draws.uniform(rng, 0.9, 1.1, keep)[:, None, None]
+    flip = np.where(draws.uniform(rng, 0, 1, keep) < 0.5, -1.0, 1.0)[:, None, None]
     # For each target pixel, where it comes from: the inverse of shift ∘ turn ∘ scale ∘ flip about the centre.
-    y = np.arange(height)[None, :, None] - (height - 1) / 2 - shift[0] * height
-    x = np.arange(width)[None, None, :] - (width - 1) / 2 - shift[1] * width
+    y = np.arange(height)[None, :, None] - (height - 1) / 2 - down * height
+    x = np.arange(width)[None, None, :] - (width - 1) / 2 - right * width
     cos, sin = np.cos(angle) / scale, np.sin(angle) / scale
     rows = cos * y - sin * x + (height - 1) / 2
     columns = (sin * y + cos * x) * flip + (width - 1) / 2

@@ -14,11 +14,13 @@ from mergetta.runtimes.torch_runtime import TorchRuntime
 
 
 class ROID(BackpropAdapter):
-    """`source_share` of the source weights is mixed back in after each step."""
+    """`source_share` of the source weights is mixed back in after each step; `views` are those of the loss."""
 
-    def __init__(self, runtime: TorchRuntime, source_share: float = 0.01, **options: Any) -> None:
+    def __init__(
+        self, runtime: TorchRuntime, source_share: float = 0.01, views: str = "published", **options: Any
+    ) -> None:
         self.source_share = source_share
-        super().__init__(runtime, Roid(), **options)
+        super().__init__(runtime, Roid(views=views), **options)
 
     def after_step(self) -> None:
         with torch.no_grad():
