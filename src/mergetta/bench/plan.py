@@ -56,7 +56,7 @@ def plan_of(suite: Suite, expert: str, domains: Sequence[str], seeds: Sequence[i
     apart = f" from {suite.expert_samples:,} other images" if suite.expert_samples else ""
     plan = Plan(
         f"{suite.name}: {', '.join(suite.methods)} on {len(domains)} domains × {len(seeds)} seeds × {suite.samples:,} "
-        f"images of {suite.family}, experts by {expert}{apart}"
+        f"images of {suite.family}, {suite.streams}, experts by {expert}{apart}"
     )
     for load in (family_of, source_of):
         try:
@@ -71,7 +71,7 @@ def plan_of(suite: Suite, expert: str, domains: Sequence[str], seeds: Sequence[i
     plan.facts += [
         f"images: {source_of(suite).description}",
         f"to measure: {len(todo.cells)} of {total} results, {len(todo.experts)} experts; the rest is in {cache}",
-        f"about {todo.passes() * seconds_per_image(suite, domains[0]) / 3600:.1f} core-hours",
+        f"about {todo.core_hours(suite, domains[0]):.1f} core-hours",
     ]
     if any(find_method(settings.adapter).backprop for settings in suite.methods.values()):
         plan.facts.append("back-propagation methods need several times the memory of inference")
@@ -81,9 +81,7 @@ def plan_of(suite: Suite, expert: str, domains: Sequence[str], seeds: Sequence[i
 def plan_of_parts(name: str, parts: Sequence[Part], cache: Path) -> str:
     """What a study would measure."""
     todo = missing_of(parts, cache)
-    hours = 0.0
-    if todo.cells:
-        hours = todo.passes() * seconds_per_image(parts[0].suite, parts[0].domains[0]) / 3600
+    hours = todo.core_hours(parts[0].suite, parts[0].domains[0]) if todo.cells else 0.0
     return f"{name}: {len(todo.cells)} results and {len(todo.experts)} experts to measure, about {hours:.1f} core-hours"
 
 
@@ -94,14 +92,16 @@ class Missing:
     cells: dict[str, tuple[Suite, Cell]]
     experts: dict[str, Origin]
 
-    def passes(self) -> float:
-        """What it costs, in images forwarded."""
+    def core_hours(self, suite: Suite, domain: str) -> float:
+        """What it costs, by the time of a forward pass on a domain of a suite; in small batches it is longer."""
         methods = [(suite.methods[cell.method], suite.first or suite.samples) for suite, cell in self.cells.values()]
         cells = sum((cost_of(method.adapter) + bool(method.mirror)) * samples for method, samples in methods)
         made = [
             (origin.method, origin.suite.expert_samples or origin.suite.samples) for origin in self.experts.values()
         ]
-        return cells + sum(cost_of(method) * samples for method, samples in made)
+        experts = sum(cost_of(method) * samples for method, samples in made)
+        slow, fast = (seconds_per_image(suite, domain, n) for n in (suite.batch_size, suite.training_batch_size))
+        return (cells * slow + experts * fast) / 3600
 
 
 def missing_of(parts: Sequence[Part], cache: Path) -> Missing:
@@ -125,11 +125,13 @@ def cost_of(adapter: str) -> float:
     return PASSES.get(adapter, 3)
 
 
-def seconds_per_image(suite: Suite, domain: str) -> float:
-    """Of one core for one forward pass, measured on one small batch; other work on the machine does not count."""
+def seconds_per_image(suite: Suite, domain: str, batch_size: int) -> float:
+    """Of one core for one forward pass, measured on one batch of 32 at most; other work on the machine does not
+    count.
+    """
     runtime = TorchRuntime(family_of(suite))
     small = suite.model_copy(update={"samples": min(32, suite.samples)})
-    images, _ = next(iter(target_of(small, domain).stream(0, 32)))
+    images, _ = next(iter(target_of(small, domain).stream(0, min(32, batch_size))))
     times, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,10 +1,12 @@
-"""How methods are compared: reset per domain, the target's own expert left out, one pass, error as predicted online."""
+"""How methods are compared: reset per domain (unless the suite is continual), the target's own expert left out, one
+pass, error as predicted online.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -54,6 +56,8 @@ DEVICES = 4
 """Experts of one domain that a large pool may have, each made by a device of its own."""
 CALIBRATION = 200
 """Clean images that the ranges of an int8 CNN are measured on."""
+PORTION = 32
+"""Images that an entry of `wrong` and `sizes` in a record counts at least: smaller batches are counted together."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,15 @@ class Cell:
     """How the experts were made; None for a method that uses none."""
     domain: str
     seed: int
+    before: tuple[str, ...] | None = None
+    """In a continual run, the domains that the adapter has met when it comes to this one; None: it starts anew."""
+
+    def visits(self) -> list[Cell]:
+        """The cells that are measured one after the other with one adapter, down to this one."""
+        if self.before is None:
+            return [self]
+        sequence = (*self.before, self.domain)
+        return [dataclasses.replace(self, domain=d, before=sequence[:i]) for i, d in enumerate(sequence)]
 
 
 @lru_cache(maxsize=4)
@@ -132,7 +145,6 @@ def data_facts(suite: Suite, domain: str, seed: int) -> dict[str, Any]:
         "domain": domain,
         "severity": suite.severity,
         "samples": suite.samples,
-        "batch_size": suite.batch_size,
         "seed": seed,
         "versions": [np.__version__, torch.__version__, cv2.__version__],
     }
@@ -154,7 +166,7 @@ def expert_key(suite: Suite, method: str, domain: str, seed: int) -> str:
             "expert": method,
             "options": suite.experts[method],
             "expert_samples": suite.expert_samples,
-            "batch_size": suite.expert_batch_size or suite.batch_size,
+            "batch_size": suite.training_batch_size,
             "code": code,
         }
     )
@@ -172,8 +184,7 @@ def make_expert(suite: Suite, method: str, domain: str, seed: int, store: Store)
             record = online(suite, cell, training.adapter, runtime, training.observe)
             store.put_result(cell_key(suite, cell), record)
         else:
-            batch_size = suite.expert_batch_size or suite.batch_size
-            for images, _ in training_of(suite, domain).stream(seed, batch_size):
+            for images, _ in training_of(suite, domain).stream(seed, suite.training_batch_size):
                 training.adapter.predict(images)
                 training.observe(images)
         expert = training.expert(domain)
@@ -182,8 +193,10 @@ def make_expert(suite: Suite, method: str, domain: str, seed: int, store: Store)
 
 
 def same_run(suite: Suite, expert: str, domain: str, seed: int) -> Cell | None:
-    """The cell whose method does exactly what makes the expert: same images, same options."""
-    if suite.first is None and suite.expert_samples is None and suite.expert_batch_size in (None, suite.batch_size):
+    """The cell whose method does exactly what makes the expert: same images in the same stream, same options."""
+    same_images = suite.first is None and suite.expert_samples is None
+    same_stream = suite.order == "mixed" and suite.batch_size == suite.training_batch_size
+    if same_images and same_stream:
         for name, settings in suite.methods.items():
             if (settings.adapter, settings.options, settings.mirror) == (expert, suite.experts[expert], None):
                 return Cell(name, None, domain, seed)
@@ -191,12 +204,22 @@ def same_run(suite: Suite, expert: str, domain: str, seed: int) -> Cell | None:
 
 
 def members(suite: Suite, cell: Cell) -> list[tuple[str, int]]:
-    """The experts that a cell may use, by the domain and the seed that they are made with: all but the target's own."""
-    others = [domain for domain in suite.domains if domain != cell.domain]
+    """The experts that a cell may use, by the domain and the seed that they are made with: all but those of the
+    target's fold, which by default is the target alone.
+
+    They are the same for all visits of a continual run.
+    """
+    first = cell.visits()[0].domain
+    others = [domain for domain in suite.domains if domain not in suite.fold_of(first)]
+    if not others:
+        raise MergettaError(
+            f"{cell.method} needs experts, and in one fold there are no other domains to make them from: choose more "
+            "folds, or methods without experts."
+        )
     wanted = suite.methods[cell.method].pool
     if wanted is None:
         return [(domain, cell.seed) for domain in others]
-    order = generator(cell.seed, 0, f"pool/{cell.domain}").permutation(len(others))
+    order = generator(cell.seed, 0, f"pool/{first}").permutation(len(others))
     round_, own = divmod(cell.seed, DEVICES)
     seeds = [DEVICES * round_ + (own + device) % DEVICES for device in range(DEVICES)]
     found = [(others[index], seed) for seed in seeds for index in order]
@@ -222,6 +245,9 @@ def cell_key(suite: Suite, cell: Cell) -> str:
         code += ["runtimes.onnx_runtime", "runtimes.export", "runtimes.quantize"]
     facts: dict[str, Any] = {
         **data_facts(suite, cell.domain, cell.seed),
+        "batch_size": suite.batch_size,
+        "order": suite.order,
+        "before": cell.before,
         "method": settings.model_dump(exclude_none=True),
         "protocol": PROTOCOL,
         "code": code_digest(*code),
@@ -230,7 +256,7 @@ def cell_key(suite: Suite, cell: Cell) -> str:
         signature = family_of(suite).signature
         facts["signature"] = None if signature is None else signature.tolist()
     if method.measured or settings.runtime == "int8":
-        facts["clean"] = clean_images(suite.data, suite.folder, 1) is not None
+        facts["clean"] = clean_images(suite.data, suite.folder, 1) is not None and suite.training_batch_size
     if suite.first:
         facts["first"] = suite.first
     if cell.expert:
@@ -310,7 +336,7 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime | OnnxRuntime, store:
         options = {"loss": LOSS_OF[str(cell.expert)], **options}
     if method.measured:
         place = suite.family, suite.checkpoint, suite.data, suite.folder
-        value = measured(method.measured, *place, suite.batch_size, settings.runtime)
+        value = measured(method.measured, *place, suite.training_batch_size, settings.runtime)
         if value is not None:
             options[method.measured] = value
         elif needs == method.measured:
@@ -330,12 +356,15 @@ def stored(suite: Suite, cell: Cell, store: Store) -> dict[str, Any] | None:
 
 
 def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
-    """The record of a cell, from the store or freshly measured."""
-    record = stored(suite, cell, store)
-    if record is None:
-        runtime = runtime_of(suite, suite.methods[cell.method], cell.seed)
-        record = online(suite, cell, create(suite, cell, runtime, store), runtime)
-        store.put_result(cell_key(suite, cell), record)
+    """The record of a cell, from the store or freshly measured, with those of the visits before it."""
+    found = stored(suite, cell, store)
+    if found is not None:
+        return found
+    runtime = runtime_of(suite, suite.methods[cell.method], cell.seed)
+    adapter = create(suite, cell, runtime, store)
+    for visit in cell.visits():
+        record = online(suite, visit, adapter, runtime)
+        store.put_result(cell_key(suite, visit), record)
     return record
 
 
@@ -364,7 +393,8 @@ def online(
     sizes: list[int] = []
     seconds = 0.0
     runtime.forwarded = 0
-    for images, labels in target_of(suite, cell.domain).stream(cell.seed, suite.batch_size):
+    skipped = getattr(adapter, "skipped", 0)
+    for images, labels in target_of(suite, cell.domain).stream(cell.seed, suite.batch_size, suite.order):
         start = time.perf_counter()
         logits = adapter.predict(images)
         if suite.methods[cell.method].mirror:
@@ -376,6 +406,7 @@ def online(
         if suite.first and sum(sizes) >= suite.first:
             break
     samples = sum(sizes)
+    wrong, sizes = in_portions(wrong, sizes)
     record: dict[str, Any] = {
         "expert": cell.expert,
         "domain": cell.domain,
@@ -387,11 +418,13 @@ def online(
         "severity": suite.severity,
         "data": source_of(suite).description,
         "batch_size": suite.batch_size,
+        "order": suite.order,
+        "visit": None if cell.before is None else len(cell.before) + 1,
         "forwards": runtime.forwarded / samples,
         "backprop": find_method(suite.methods[cell.method].adapter).backprop,
         "wrong": wrong,
         "sizes": sizes,
-        "skipped": getattr(adapter, "skipped", 0),
+        "skipped": getattr(adapter, "skipped", 0) - skipped,
         "settings": suite.methods[cell.method].model_dump(),
         "suite": suite.name,
         "method": cell.method,
@@ -401,3 +434,19 @@ def online(
         record["dimension"] = bundle.dimension
         record["ranks"] = {name: len(w) if name in bundle.moving else 0 for name, w in bundle.coefficients.items()}
     return record
+
+
+def in_portions(wrong: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Errors and images per batch, consecutive batches counted together until they have `PORTION` images: a record of
+    single images is not longer than one of batches. The last portion may be smaller.
+
+    >>> in_portions([1, 0, 1, 1], [16, 16, 16, 16])
+    ([1, 2], [32, 32])
+    """
+    portions: list[tuple[int, int]] = []
+    for errors, images in zip(wrong, sizes, strict=True):
+        if portions and portions[-1][1] < PORTION:
+            portions[-1] = portions[-1][0] + errors, portions[-1][1] + images
+        else:
+            portions.append((errors, images))
+    return [errors for errors, _ in portions], [images for _, images in portions]

@@ -40,9 +40,9 @@ pre { overflow-x: auto; background: var(--soft); padding: 1rem; border-radius: 6
 """
 
 
-PROTOCOL = """Each target domain starts from the source model; the target's own expert is left out of the pool; one pass
-over the stream; a batch is predicted before or while it is adapted on, never after. All methods see the same stream
-for a seed."""
+PROTOCOL = """Each target domain starts from the source model and has the experts of all domains but its own, unless the
+description names a continual run or folds; one pass over the stream; a batch is predicted before or while it is adapted
+on, never after. All methods see the same stream for a seed."""
 
 
 def write_report(path: Path, title: str, note: str, records: Sequence[Record], settings: dict[str, Any]) -> None:

@@ -39,11 +39,21 @@ class Outcome:
 
 def cells_of(suite: Suite, expert: str, domains: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
     return [
-        Cell(method, expert if settings.uses_experts else None, domain, seed)
+        Cell(method, expert if settings.uses_experts else None, domain, seed, before)
         for seed in seeds
-        for domain in domains
+        for domain, before in visits_of(suite, domains)
         for method, settings in suite.methods.items()
     ]
+
+
+def visits_of(suite: Suite, domains: Sequence[str]) -> list[tuple[str, tuple[str, ...] | None]]:
+    """The targets, each with those that come before it without a reset: in a continual run those of its fold."""
+    if not suite.continual:
+        return [(domain, None) for domain in domains]
+    sequences: dict[tuple[str, ...], list[str]] = {}
+    for domain in domains:
+        sequences.setdefault(suite.fold_of(domain), []).append(domain)
+    return [(domain, tuple(met[:place])) for met in sequences.values() for place, domain in enumerate(met)]
 
 
 def run_suite(
@@ -73,7 +83,7 @@ def run_sweep(
 ) -> Outcome:
     """Measure what the cache lacks of all parts. What several parts have in common is made once.
 
-    Experts come first, then the cells; the cells of one stream run in one process.
+    Experts come first, then the cells; the cells of one stream run in one process, and so do the visits of one adapter.
     """
     wanted = [(at_hand(part.suite), cells_of(part.suite, part.expert, part.domains, part.seeds)) for part in parts]
     sweep = Sweep(cache, executor, progress)
@@ -113,11 +123,13 @@ class Sweep:
         missing = {key: found for key, found in by_key.items() if self.store.result(key) is None}
         experts = {key: experts_of(suite, cell) for key, (suite, cell) in missing.items()}
         lost = self.train({key: origin for needed in experts.values() for key, origin in needed.items()})
+        on_the_way = {cell_key(suite, visit) for suite, cell in missing.values() for visit in cell.visits()[:-1]}
         tasks = {}
         for key, (suite, cell) in missing.items():
-            name = f"{suite.name}: {cell.method} on {cell.domain} at severity {suite.severity}, seed {cell.seed}"
+            after = f" after {len(cell.before)} others" if cell.before else ""
+            name = f"{suite.name}: {cell.method} on {cell.domain}{after} at severity {suite.severity}, seed {cell.seed}"
             without = [lost[expert] for expert in experts[key] if expert in lost]
-            if self.store.result(key) is not None:  # measured on the way, by making an expert
+            if key in on_the_way or self.store.result(key) is not None:  # as an earlier visit, or by making an expert
                 continue
             if without:
                 self.failures.append(f"{name}: not tried, because there is no {without[0]}")
@@ -125,7 +137,8 @@ class Sweep:
             paths = [self.store.expert_path(expert) for expert in experts[key]]
             needs = tuple(path.relative_to(self.cache).as_posix() for path in paths)
             stream = (suite.data, suite.folder, suite.severity, suite.samples, cell.domain, cell.seed)
-            tasks[key] = Task(name, partial(measure, suite, cell), needs, stream)  # its images are corrupted once
+            together = stream if cell.before is None else None  # the images of one stream are corrupted once
+            tasks[key] = Task(name, partial(measure, suite, cell), needs, together)
         self.run("results", tasks, self.store.result)
 
     def train(self, origins: dict[str, Origin]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from mergetta.adapters import accepted_options, find_method
 from mergetta.data.corruptions import CORRUPTIONS
 from mergetta.data.sources import open_source
+from mergetta.data.streams import ORDERS, Order
 from mergetta.errors import MergettaError
 
 FOLDER = Path(__file__).parent / "suites"
@@ -87,9 +88,17 @@ class Suite(BaseModel):
     expert_samples: int | None = Field(None, gt=0)
     """Images per domain that experts are made from, other ones than the targets'; by default the same."""
     batch_size: int = Field(gt=0)
+    """Of the targets' streams."""
     expert_batch_size: int | None = Field(None, gt=0)
-    """Of the experts' training; by default the same."""
+    """Of the experts' training, and of what is measured on clean images; by default the same."""
+    order: Order = "mixed"
+    """Of the classes in the targets' streams (`Domain.indices`); experts are always made from mixed classes."""
     domains: tuple[str, ...] = tuple(CORRUPTIONS)
+    continual: bool = False
+    """Whether the targets of a fold follow each other without a reset of the adapter; by default each starts anew."""
+    folds: int | None = Field(None, gt=0)
+    """How many folds the domains are dealt into, in turn: a target has the experts of all folds but its own. By
+    default every domain is a fold of its own (leave one out); in a continual run there are two."""
     experts: dict[str, dict[str, float | int | bool | str]]
     methods: dict[str, MethodSettings] = Field(min_length=1)
     peers: dict[str, MethodSettings] = Field(default_factory=dict)
@@ -121,14 +130,59 @@ class Suite(BaseModel):
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(self.domains)}.")
         changes: dict[str, Any] = {"methods": chosen}
         if samples is not None:
-            if samples < 1:
-                raise MergettaError(f"samples must be at least 1, not {samples}.")
-            changes["samples"] = min(samples, self.samples)
+            changes["samples"] = min(at_least_one("samples", samples), self.samples)
         if severity is not None:
             if severity not in range(1, 6):
                 raise MergettaError(f"severity must be 1 to 5, not {severity}.")
             changes["severity"] = severity
         return self.model_copy(update=changes)
+
+    @property
+    def training_batch_size(self) -> int:
+        """Whatever batches the target comes in, experts and what is known of the source have been made with these."""
+        return self.expert_batch_size or self.batch_size
+
+    def with_streams(
+        self,
+        batch_size: int | None = None,
+        order: str | None = None,
+        continual: bool = False,
+        folds: int | None = None,
+    ) -> Suite:
+        """The same suite with its targets in other streams; experts stay what they are."""
+        changes: dict[str, Any] = {}
+        if batch_size is not None:
+            changes |= {"batch_size": at_least_one("batch_size", batch_size)}
+            changes |= {"expert_batch_size": self.training_batch_size}
+        if order is not None:
+            if order not in ORDERS:
+                raise MergettaError(f"There is no order {order!r}; choose from {', '.join(ORDERS)}.")
+            changes["order"] = order
+        if continual:
+            changes["continual"] = True
+        if folds is not None:
+            changes["folds"] = at_least_one("folds", folds)
+        return self.model_copy(update=changes)
+
+    @property
+    def fold_count(self) -> int:
+        return min(self.folds or (2 if self.continual else len(self.domains)), len(self.domains))
+
+    def fold_of(self, domain: str) -> tuple[str, ...]:
+        """The domains in the fold of this one."""
+        return self.domains[self.domains.index(domain) % self.fold_count :: self.fold_count]
+
+    @property
+    def streams(self) -> str:
+        """How the targets come, for the caption of a table."""
+        text = f"batch {self.batch_size}, {self.order} order"
+        if self.continual:
+            text += ", continual (no reset within a fold)"
+        if self.fold_count == 1:
+            text += ", 1 fold"
+        elif self.continual or self.fold_count < len(self.domains):
+            text += f", {self.fold_count} folds (experts of the other folds only)"
+        return text
 
     def on(self, runtime: str) -> Suite:
         """The same suite with the methods that a device can run on its model; others stay as they are."""
@@ -146,6 +200,12 @@ class Suite(BaseModel):
         if name not in table:
             raise MergettaError(f"The suite {self.name} has no method {name!r}; choose from {', '.join(table)}.")
         return table[name]
+
+
+def at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise MergettaError(f"{name} must be at least 1, not {value}.")
+    return value
 
 
 def list_suites() -> list[str]:

@@ -52,6 +52,7 @@ class ErrorTable:
 
     methods: tuple[str, ...]
     domains: tuple[str, ...]
+    """With the number of the visit before the name, in a continual run."""
     cells: dict[tuple[str, str], Number]
     average: dict[str, Number]
 
@@ -59,7 +60,8 @@ class ErrorTable:
 def error_table(records: Iterable[Record]) -> ErrorTable:
     errors: dict[tuple[str, str], dict[int, float]] = {}
     for record in records:
-        errors.setdefault((record["domain"], record["method"]), {})[record["seed"]] = record["error"]
+        visit = f"{record['visit']} " if record.get("visit") else ""
+        errors.setdefault((visit + record["domain"], record["method"]), {})[record["seed"]] = record["error"]
     domains = tuple(dict.fromkeys(domain for domain, _ in errors))
     methods = tuple(dict.fromkeys(method for _, method in errors))
     average = {
@@ -103,7 +105,7 @@ def markdown_table(table: ErrorTable) -> str:
 
 def settings_of(suite: Suite, expert: str, seeds: Sequence[int]) -> dict[str, Any]:
     """What a reader must know to compare or repeat the numbers."""
-    return {**suite.model_dump(mode="json"), "expert": expert, "seeds": list(seeds)}
+    return {**suite.model_dump(mode="json"), "folds": suite.fold_count, "expert": expert, "seeds": list(seeds)}
 
 
 def write_json(path: Path, suite: Suite, expert: str, seeds: Sequence[int], records: Sequence[Record]) -> None:

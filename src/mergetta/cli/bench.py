@@ -28,6 +28,29 @@ ExpertSamples = Annotated[
         min=1, help="Make experts from so many images after the targets' (default: from the same, otherwise corrupted)."
     ),
 ]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(min=1, help="Images per batch of the targets' streams (default: the suite's); experts do not change."),
+]
+Order = Annotated[
+    str | None,
+    typer.Option(
+        help="Classes in the targets' streams: `mixed` (default), `sorted` (one after the other) or `correlated` "
+        "(Dirichlet 0.1, as NOTE and RoTTA have it)."
+    ),
+]
+Continual = Annotated[
+    bool,
+    typer.Option("--continual", help="Targets one after the other without a reset, in two sequences (see --folds)."),
+]
+Folds = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Deal the domains into so many folds: a target has the experts of the other folds. By default each domain "
+        "is a fold (leave one out); with --continual there are 2, and each is a sequence.",
+    ),
+]
 Severity = Annotated[int | None, typer.Option(min=1, max=5, help="Severity of the corruptions.")]
 Family = Annotated[str | None, typer.Option(help="Another family than the suite's own (`resnet-20`, `timm:NAME`, …).")]
 Checkpoint = Annotated[Path | None, typer.Option(help="The family's weights.")]
@@ -57,6 +80,10 @@ def command(
     samples: Samples = None,
     expert_samples: ExpertSamples = None,
     severity: Severity = None,
+    batch_size: BatchSize = None,
+    order: Order = None,
+    continual: Continual = False,
+    folds: Folds = None,
     runtime: Annotated[
         str | None,
         typer.Option(help="`onnx` or `int8`: forward-only methods on the model that a device runs (default: PyTorch)."),
@@ -81,6 +108,10 @@ def command(
 
     Example: `mergetta bench fashion-bn --methods bn-stats,zo-merge,roid --seeds 3 --html bench.html`
 
+    Example: `mergetta bench fashion-bn --batch-size 1 --order sorted --methods source,bn-stats --samples 500`
+
+    Example: `mergetta bench fashion-bn --continual` (with `--folds 2` instead: the same experts, with resets)
+
     Example: `mergetta bench cifar10-c --checkpoint Standard.pt --data /shared/CIFAR-10-C --executor ray --address auto`
     """
     from mergetta.bench.suite import load_suite
@@ -88,11 +119,15 @@ def command(
     if suite == "cost":
         if runtime is not None:
             raise typer.BadParameter("bench cost measures every runtime: leave --runtime out.")
+        if batch_size or order or continual or folds:
+            raise typer.BadParameter(
+                "bench cost has no streams: leave --batch-size, --order, --continual, --folds out."
+            )
         run_costs(split(methods), quick, json, html, jobs or 1)
         return
     if quick:
         seeds, samples = 1, min(samples or QUICK_SAMPLES, QUICK_SAMPLES)
-    chosen = load_suite(suite, family, checkpoint, data, styles)
+    chosen = load_suite(suite, family, checkpoint, data, styles).with_streams(batch_size, order, continual, folds)
     if expert_samples is not None:
         chosen = chosen.model_copy(update={"expert_samples": expert_samples})
     if runtime is not None:
@@ -141,7 +176,7 @@ def run(
     on = f", forward-only methods on {devices} models" if devices else ""
     note = (
         f"{suite.name}: {suite.family}{on}, {records[0]['data']}, {len(targets)} domains at severity {suite.severity}, "
-        f"{suite.samples} images each{apart}, batch {suite.batch_size}, experts by {experts}, "
+        f"{suite.samples} images each{apart}, {suite.streams}, experts by {experts}, "
         f"{seeds} seed{'s' if seeds > 1 else ''}"
     )
     console.print(rich_table(error_table(records), note))

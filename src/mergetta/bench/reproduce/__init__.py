@@ -72,7 +72,7 @@ def facts_of(setting: Setting, parts: Sequence[Part], command: str) -> dict[str,
         "command": command,
         "description": (
             f"{setting.suite.name}, family {setting.suite.family}, severity {setting.suite.severity}, "
-            f"{' or '.join(f'{count:,}' for count in images)} images per domain, batch {setting.suite.batch_size}, "
+            f"{' or '.join(f'{count:,}' for count in images)} images per domain, {setting.suite.streams}, "
             f"{seeds} seed{'s' if seeds > 1 else ''}, {len(domains)} domain{'s' if len(domains) > 1 else ''}."
         ),
         "seeds": list(setting.seeds),

@@ -69,7 +69,7 @@ def settings(setting: Setting) -> dict[str, dict[str, MethodSettings]]:
 def parts(setting: Setting) -> dict[str, Part]:
     small = few(setting)
     found = {axis: small.part(values) for axis, values in settings(small).items()}
-    own = setting.suite.batch_size
+    own = setting.suite.training_batch_size
     compared = {name: setting.method(name) for name in ("source", "bn-stats", "merge", "zo-merge")}
     for size in BATCH:
         found[f"batch size {size}"] = few(setting, FEWER).part(compared, batch_size=size, expert_batch_size=own)
