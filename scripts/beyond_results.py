@@ -1,6 +1,6 @@
 """The measurements behind docs/results/beyond.md that are no cells of a suite.
 
-python scripts/beyond_results.py safety fashion-bn            # small batches, sorted classes, clean images: 10 minutes
+python scripts/beyond_results.py safety fashion-bn            # small batches, orders of classes, clean images
 python scripts/beyond_results.py safety cifar10-c resnet-20 CHECKPOINT DATA --samples 5000 --seeds 1
                                                               # … --methods source,zo-merge-plus --rows 8,sorted
 python scripts/beyond_results.py length RESULTS.json          # error over the first 250, 500, … images of each method
@@ -18,8 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -43,11 +42,10 @@ from mergetta.bench.reproduce.setting import FEW, averages
 from mergetta.bench.runner import run_suite
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import MethodSettings, Suite, load_suite
-from mergetta.bench.tables import Record, error_table, number
-from mergetta.data.streams import Batch, Domain, as_input
+from mergetta.bench.tables import Number, Record, error_table, number
+from mergetta.data.streams import Domain
 
 METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plus-no-caution", "zo-merge-plus")
-ROWS = ("1", "8", "16", "sorted", "clean")
 LENGTHS = (250, 500, 1000, 2000, 4000, 5000, 10_000)
 
 
@@ -67,63 +65,46 @@ def choice(name: str, options: Sequence[str], default: Sequence[str]) -> Sequenc
     return options[options.index(name) + 1].split(",") if name in options else default
 
 
-def in_classes(domain: Domain, suite: Suite, seed: int) -> Iterator[Batch]:
-    """One class after the other, the images of each in an order by the seed."""
-    mixed = np.random.default_rng(seed).permutation(len(domain.labels))
-    order = mixed[np.argsort(domain.labels[mixed], kind="stable")]
-    for start in range(0, len(order), suite.batch_size):
-        chosen = order[start : start + suite.batch_size]
-        yield as_input(domain.images[chosen]), domain.labels[chosen]
-
-
-def in_batches(suite: Suite, size: int, domain: str, seed: int) -> Iterator[Batch]:
-    return target_of(suite, domain).stream(seed, size)
-
-
-def error_of(suite: Suite, cell: Cell, stream: Iterator[Batch], store: Store) -> float:
-    adapter = create(suite, cell, runtime_of(suite, suite.methods[cell.method], cell.seed), store)
-    wrong = total = 0
-    for images, labels in stream:
-        wrong += int(np.count_nonzero(np.argmax(adapter.predict(images), axis=1) != labels))
-        total += len(labels)
-    return 100 * wrong / total
+def streams_of(suite: Suite) -> dict[str, Suite]:
+    """Row → the suite in such a stream. Experts are those of the suite."""
+    short = suite.model_copy(update={"first": min(500, suite.samples)})
+    small = {str(size): short.with_streams(batch_size=size) for size in (1, 8, 16)}
+    return small | {order: suite.with_streams(order=order) for order in ("sorted", "correlated")}
 
 
 def safety(*place: str) -> None:
-    """Online error of a method on streams that are not what the suite has, in ONNX Runtime."""
-    whole, store = suite_of(*place).on("onnx"), Store(default_cache())
-    suite, seeds = whole.restricted(methods=["all"]), range(option("--seeds", place, 3))
-    small, large = (suite.restricted(["all"], samples=min(count, suite.samples)) for count in (500, 2000))
-    found = source_of(suite).clean(STATISTICS + 2000)
+    """Online error of methods on streams that are not what the suite has, in ONNX Runtime."""
+    every = suite_of(*place).on("onnx").restricted(methods=["all"])
+    suite = every.restricted([name for name in choice("--methods", place, METHODS) if name in every.methods])
+    seeds, streams = range(option("--seeds", place, 3)), streams_of(suite)
+    rows = choice("--rows", place, (*streams, "clean"))
+    if unknown := set(rows) - {*streams, "clean"}:
+        sys.exit(f"There are no rows {', '.join(sorted(unknown))}; choose from {', '.join(streams)}, clean.")
+    print(f"| {suite.name} {suite.family} | {' | '.join(suite.methods)} |\n|---|{'---:|' * len(suite.methods)}")
+    for name in rows:
+        if name == "clean":
+            title, errors = "clean, 2,000 images, all but one expert", clean_errors(suite, seeds)
+        else:
+            stream = streams[name]
+            title = f"{stream.streams}, {stream.first or stream.samples:,} images"
+            errors = error_table(run_suite(stream, "roid", stream.domains, seeds, default_cache())).average
+        print(f"| {title} | {' | '.join(str(errors[method]) for method in suite.methods)} |", flush=True)
+
+
+def clean_errors(suite: Suite, seeds: Sequence[int]) -> dict[str, Number]:
+    found, store = source_of(suite).clean(STATISTICS + 2000), Store(default_cache())
     assert found is not None
     clean = Domain("clean", found.images[np.arange(2000)], found.labels[:2000])  # the last ones have been measured on
-    methods = [name for name in choice("--methods", place, METHODS) if name in suite.methods]
-    rows = choice("--rows", place, ROWS)
-    if unknown := set(rows) - set(ROWS):
-        sys.exit(f"There are no rows {', '.join(sorted(unknown))}; choose from {', '.join(ROWS)}.")
-    print(f"| {whole.name} {whole.family} | {' | '.join(methods)} |\n|---|{'---:|' * len(methods)}", flush=True)
 
-    def row(title: str, domains: tuple[str, ...], stream: Callable[[str, int], Iterator[Batch]]) -> None:
-        cells = []
-        for name in methods:
-            expert = "roid" if suite.methods[name].uses_experts else None
-            errors = [
-                float(np.mean([error_of(suite, Cell(name, expert, d, seed), stream(d, seed), store) for d in domains]))
-                for seed in seeds
-            ]
-            cells.append(str(number(errors)))
-        print(f"| {title} | {' | '.join(cells)} |", flush=True)
+    def error(method: str, seed: int) -> float:
+        settings = suite.methods[method]
+        cell = Cell(method, "roid" if settings.uses_experts else None, suite.domains[0], seed)
+        adapter = create(suite, cell, runtime_of(suite, settings, seed), store)
+        stream = clean.stream(seed, suite.batch_size)
+        wrong = [np.argmax(adapter.predict(images), axis=1) != labels for images, labels in stream]
+        return 100 * float(np.mean(np.concatenate(wrong)))
 
-    for size in (1, 8, 16):
-        if str(size) in rows:
-            title = f"batches of {size}, {small.samples:,} images"
-            row(title, suite.domains, partial(in_batches, small, size))
-    if "sorted" in rows:
-        title = f"one class after the other, {large.samples:,} images"
-        row(title, suite.domains, lambda d, s: in_classes(target_of(large, d), whole, s))
-    if "clean" in rows:
-        title = "clean, 2,000 images, all but one expert"
-        row(title, suite.domains[:1], lambda d, s: clean.stream(s, suite.batch_size))
+    return {method: number([error(method, seed) for seed in seeds]) for method in suite.methods}
 
 
 def length(file: str) -> None:
