@@ -21,7 +21,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands(page: Path) -> list[str]:
     lines = [line.split(" #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
-    return [line for line in lines if re.match(r"mergetta (?!demo|bench)", line)]
+    return [line for line in lines if re.match(r"mergetta (?!demo|bench(?!.*--samples 100 ))", line)]  # quick ones
 
 
 @pytest.mark.parametrize(
