@@ -333,7 +333,7 @@ class TestShift:
         detector = ShiftDetector(0.2, portion=10)
         for _ in range(images):
             detector.add(signature(0.0), 1, np.array([1.0, 0.0]))
-        again = ShiftDetector(0.2, portion=10).restored(detector.state("s.", 2), "s.")
+        again = ShiftDetector(0.2, portion=10).restored(detector.state("s."), "s.", 2)
         for mean in (0.1, 3.0):
             found = [each.add(signature(mean), 10, np.array([5.0, 5.0])) for each in (detector, again)]
             assert found[0] == found[1]
