@@ -45,7 +45,7 @@ from mergetta.bench.suite import MethodSettings, Suite, load_suite
 from mergetta.bench.tables import Number, Record, error_table, number
 from mergetta.data.streams import Domain
 
-METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-guard", "zo-merge-plus-no-caution", "zo-merge-plus")
+METHODS = ("source", "bn-stats", "cola", "zo-merge-plus-no-mirror", "zo-merge-plus")
 LENGTHS = (250, 500, 1000, 2000, 4000, 5000, 10_000)
 
 

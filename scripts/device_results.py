@@ -77,7 +77,6 @@ def int8() -> None:
         bundle = bundle_of(suite, runtime, [e for name, e in experts.items() if name != domain])
         for mode, lr in (("int8, not adapted", None), ("int8, merge", 0.0), ("int8, zo-merge δ 0.1", 5e-3)):
             adapter = ZOMerge(runtime, bundle, "roid", lr=lr or 0.0, delta=0.1)
-            runtime.load(runtime.groups)
             wrong = images = 0
             for batch, labels in target_of(suite, domain).stream(0, 64):
                 logits = runtime(batch).logits if lr is None else adapter.predict(batch, adapt=lr > 0)

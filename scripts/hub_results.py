@@ -24,6 +24,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 
 from mergetta import Bundle, Expert, TorchRuntime, load_family
 from mergetta.family_file import FamilyFile
+from mergetta.groups import learnable
 from mergetta.hub.builder import Builder
 from mergetta.hub.records import Variant
 from mergetta.hub.settings import HubSettings
@@ -321,8 +323,8 @@ def poison() -> None:
             "blown up": {name: 20 * v for name, v in task.items()},
             "random": {name: scale * v for name, v in noise.items()},
         }[how]
-        groups = {name: base[name] + v for name, v in moved.items()}
-        return Expert(groups, expert.family, expert.domain, expert.statistics, expert.provenance)
+        groups = {**expert.groups, **{name: base[name] + moved[name] for name in learnable(base)}}
+        return replace(expert, groups=groups)
 
     poisoned = dict(zip(("snow", "jpeg_compression", "defocus_blur"), ("flipped", "blown up", "random"), strict=True))
     attacked = {d: changed(e, poisoned[d]) if d in poisoned else e for d, e in experts.items()}
@@ -345,12 +347,12 @@ def poison() -> None:
                 Builder(store, settings).build_all()
                 current = store.current(runtime.family, Variant())
                 assert current is not None
-                runtime.load(Bundle.from_bytes(store.blob(current.id)).merge())
+                merged = Bundle.from_bytes(store.blob(current.id)).merge()
                 quarantined |= {e.domain for e in store.experts(runtime.family, ("quarantined",))}
                 store.close()
             wrong = images = 0
             for batch, labels in target_of(suite, target).stream(0, suite.batch_size):
-                wrong += int(np.count_nonzero(np.argmax(runtime(batch).logits, axis=1) != labels))
+                wrong += int(np.count_nonzero(np.argmax(runtime(batch, merged).logits, axis=1) != labels))
                 images += len(labels)
             errors.append(100 * wrong / images)
         print(

@@ -38,8 +38,7 @@ ABLATIONS = (
     "-no-similarity",
     "-no-scale",
     "-no-caution",
-    "-no-guard",
-    "-no-blend",
+    "-no-moments",
     "-no-align",
 )
 KNOWLEDGE = {

@@ -33,10 +33,10 @@ from mergetta.data.streams import Domain
 RESNETS = {20: "resnet20-12fca82f.th", 32: "resnet32-d509ac18.th", 44: "resnet44-014dd654.th"}
 
 
-def error_of(runtime: TorchRuntime, domain: Domain, source_statistics: float, batch_size: int = 200) -> float:
+def error_of(runtime: TorchRuntime, domain: Domain, given: float, batch_size: int = 200) -> float:
     wrong = images = 0
     for batch, labels in domain.stream(0, batch_size):
-        logits = runtime(batch, source_statistics).logits
+        logits = runtime(batch, given=given).logits
         wrong += int(np.count_nonzero(np.argmax(logits, axis=1) != labels))
         images += len(labels)
     return 100 * wrong / images
