@@ -240,7 +240,7 @@ def test_two_hubs_share_postgres_and_s3(servers: tuple[Postgres, S3]) -> None:
 
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxscript")
-    monkeypatch.setattr(demo, "WEAK", ("gaussian_noise", "contrast"))
+    monkeypatch.setattr(demo, "WEAK", ("gaussian_noise", "snow"))
     monkeypatch.setattr(demo, "STRONG", 1)
     monkeypatch.setattr(demo, "IMAGES", 160)
     news = list(demo.run_demo(tmp_path, 0, seconds=6))

@@ -432,7 +432,7 @@ class TestDomainMoments:
         moments, prior = self.make(), np.array([[0.0, 0.0], [1.0, 1.0]])
         moments.learn(self.frames([3.0] * 500), np.eye(2)[[0] * 500])
         np.testing.assert_allclose(moments.value(prior)[0], 3 * moments.count / (moments.count + np.array([2.0, 8.0])))
-        assert moments.count < 2
+        assert moments.count == 0.02 * 500  # predictions of one class may also be wrong ones
 
     def test_what_is_not_finite_leaves_no_trace(self) -> None:
         moments = self.make()

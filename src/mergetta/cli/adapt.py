@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 def command(
     images: Annotated[str, typer.Argument(help="FILE.npz, a folder of images, or `fashion:fog@5` for embedded ones.")],
     out: Annotated[Path, typer.Option(help="The expert file to write.")],
-    family: Annotated[str, typer.Option(help="An embedded family, or the path of a checkpoint.")] = "fashion-bn",
+    family: Annotated[
+        str, typer.Option(help="An embedded or public family, `module:function` for one's own, or a checkpoint.")
+    ] = "fashion-bn",
     method: Annotated[str, typer.Option(help="`roid`, `deyo`, `tent`, or `hybrid` (with --bundle).")] = "roid",
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `hybrid` starts from.")] = None,
     memory_budget: Annotated[

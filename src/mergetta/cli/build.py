@@ -14,7 +14,9 @@ from mergetta.cli.run import Authorities, Token, VerifyKey
 def command(
     out: Annotated[Path, typer.Option(help="The bundle file to write.")],
     experts: Annotated[list[Path] | None, typer.Argument(help="Expert files, all of one family.")] = None,
-    family: Annotated[str, typer.Option(help="An embedded family, or the path of a checkpoint.")] = "fashion-bn",
+    family: Annotated[
+        str, typer.Option(help="An embedded or public family, `module:function` for one's own, or a checkpoint.")
+    ] = "fashion-bn",
     keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
     max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
     tolerance: Annotated[float, typer.Option(help="Recovery error per entry that decides the rank (ARS).")] = 1e-2,

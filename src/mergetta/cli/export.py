@@ -25,7 +25,9 @@ class Int8(StrEnum):
 
 def command(
     out: Annotated[Path, typer.Option(help="The ONNX file to write.")],
-    family: Annotated[str, typer.Option(help="An embedded family, or the path of a checkpoint.")] = "fashion-bn",
+    family: Annotated[
+        str, typer.Option(help="An embedded or public family, `module:function` for one's own, or a checkpoint.")
+    ] = "fashion-bn",
     size: Annotated[
         int | None, typer.Option(min=1, help="Height and width of the images (default: the family's).")
     ] = None,

@@ -27,6 +27,8 @@ class MomentSettings:
     """And at most: a stream that goes on is right in the end."""
     unknown: float = 64.0
     """Images that it counts for where experts do not tell."""
+    floor: float = 0.02
+    """Share of its images that a stream counts for, at least: predictions of one class may also be wrong ones."""
     memory: float = 2000.0
     """Images of the stream that are remembered, at most: it may drift."""
 
@@ -52,7 +54,10 @@ class DomainMoments:
     @property
     def count(self) -> float:
         """How many independent images the stream is worth."""
-        return independent_images(self.classes)
+        return self._worth(self.classes)
+
+    def _worth(self, classes: NDArray[Any]) -> float:
+        return max(independent_images(classes), self.settings.floor * float(classes.sum()))
 
     def value(self, prior: NDArray[Any]) -> NDArray[np.float64]:
         """(2, C): mean and variance."""
@@ -62,7 +67,7 @@ class DomainMoments:
         """Of a batch in all that is known with it, one number per channel, if these are its predictions."""
         new = predicted(probabilities)
         counts = self.classes + new
-        worth = independent_images(counts)
+        worth = self._worth(counts)
         return np.asarray(worth * (new.sum() / counts.sum()) / (self.worth + worth))
 
     def learn(self, moments: NDArray[Any], probabilities: NDArray[Any]) -> None:
