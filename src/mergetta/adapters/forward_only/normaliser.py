@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,8 @@ class Normaliser:
         if not learn:
             return output
         share = np.zeros(1)
-        for _ in range(
-            ROUNDS if LARGE * len(images) > self.moments.settings.unknown + self.moments.stream.count else 0
-        ):
+        large = LARGE * len(images) > self.moments.settings.unknown + self.moments.stream.count
+        for _ in range(ROUNDS if large else 0):
             before, share = share, self.moments.share(softmax(to_numpy(output.logits)))
             if share.max() < GROWS * before.max():
                 break
@@ -53,12 +53,15 @@ class Normaliser:
     @classmethod
     def of_bundle(cls, runtime: Runtime, bundle: Bundle) -> Normaliser | Plain:
         """What a device normalises with that merges a bundle."""
-        if not has_batch_norm(runtime.structure):
-            return Plain(runtime)
+        return cls.of_worth(runtime, bundle.worth) if has_batch_norm(runtime.structure) else Plain(runtime)
+
+    @classmethod
+    def of_worth(cls, runtime: Runtime, worth: Mapping[str, float]) -> Normaliser:
+        """With the images that merged moments count for, by the name of a layer's mean; others count as unknown."""
         unknown = MomentSettings().unknown
+        counts = [worth.get(mean, unknown) for mean, _ in moment_pairs(runtime.groups)]
         sizes = layer_sizes(runtime.groups)
-        worth = [bundle.worth.get(mean, unknown) for mean, _ in moment_pairs(runtime.groups)]
-        return cls(runtime, DomainMoments(np.repeat(worth, sizes), len(runtime.classifier.bias)))
+        return cls(runtime, DomainMoments(np.repeat(counts, sizes), len(runtime.classifier.bias)))
 
     def describe(self) -> str:
         """For people: what it normalises with."""

@@ -19,15 +19,13 @@ from mergetta.expert import Expert
 from mergetta.groups import (
     Vector,
     as_mixed,
-    check_groups,
     from_mixed,
     has_batch_norm,
-    layer_sizes,
     learnable,
     mixture_shares,
-    moments_of,
 )
 from mergetta.losses.probabilities import softmax
+from mergetta.merging.build import check_experts, worth_of
 from mergetta.runtimes.base import Output, Runtime
 from mergetta.streams.classes import mixed
 from mergetta.streams.domain import DomainMoments, between_domains, predicted, prior_counts
@@ -102,7 +100,7 @@ class ZOMergePlus(Adapter):
             raise MergettaError("zo-merge-plus needs at least one expert.")
         for expert in experts:
             check_family(runtime, expert.family, f"The expert {expert.domain!r}")
-            check_groups(expert.groups, runtime.groups, f"The expert {expert.domain!r}")
+        check_experts(runtime.groups, experts, None)
         if not 0 < temperature < np.inf:
             raise MergettaError(f"temperature must be positive, not {temperature}.")
         if not 0 <= caution < np.inf:
@@ -336,25 +334,18 @@ def normaliser_of(
     runtime: Runtime, experts: Sequence[Expert], moments: bool, source: Sequence[Vector] | None
 ) -> Normaliser | Aligner | Plain:
     """What a family's moments are put to use by."""
-    spreads = [expert.spread for expert in experts if expert.spread is not None]
-    layers = len(layer_sizes(runtime.groups)) or 1
-    if any(spread.shape != (2, layers) for spread in spreads):
-        raise MergettaError("An expert's spread is not of this model's layers.")
-    spread = np.mean(spreads, axis=0) if spreads else None
-    classes = len(runtime.classifier.bias)
     if has_batch_norm(runtime.structure) and moments:
-        pool = (*(expert.groups for expert in experts), runtime.groups)
-        domains, sizes = np.stack([moments_of(groups, runtime.groups) for groups in pool]), layer_sizes(runtime.groups)
-        worth = np.repeat(prior_counts(between_domains(domains, sizes), spread), sizes)
-        return Normaliser(runtime, DomainMoments(worth, classes))
+        return Normaliser.of_worth(runtime, worth_of(runtime.groups, experts))
     features = [expert.features for expert in experts if expert.features is not None]
     if has_batch_norm(runtime.structure) or source is None or len(features) < len(experts):
         return Plain(runtime)
     known = check_source(runtime, source)
     at_source = np.stack([known.mean, known.std**2])
     width = at_source.shape[1]
+    spreads = [expert.spread for expert in experts if expert.spread is not None]
+    spread = np.mean(spreads, axis=0) if spreads else None
     worth = prior_counts(between_domains(np.stack([*features, at_source]), [width]), spread)
-    return Aligner(runtime, DomainMoments(np.repeat(worth, width), classes), at_source)
+    return Aligner(runtime, DomainMoments(np.repeat(worth, width), len(runtime.classifier.bias)), at_source)
 
 
 def probabilities(output: Output) -> np.ndarray:
