@@ -1,4 +1,4 @@
-"""The measurements behind docs/results/beyond.md that are no cells of a suite.
+"""Measurements of zo-merge-plus that are no cells of a suite.
 
 python scripts/beyond_results.py safety fashion-bn            # small batches, orders of classes, clean images
 python scripts/beyond_results.py safety cifar10-c resnet-20 CHECKPOINT DATA --samples 5000 --seeds 1
