@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from mergetta import Bundle, MergettaError, OnnxRuntime, TorchRuntime, ZOMerge, build_bundle, load_family
 from mergetta.adapters.forward_only.normaliser import LARGE, Aligner, Normaliser, Plain
-from mergetta.groups import learnable, moments_of, with_moments
+from mergetta.groups import layer_sizes, learnable, moments_of, with_moments
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Runtime
 from mergetta.runtimes.export import to_onnx
-from mergetta.streams.domain import DomainMoments, MomentSettings
+from mergetta.streams.domain import DomainMoments, MomentSettings, Variances
 from mergetta.streams.moments import batch_moments
 from tests.confidence import CLASSES, Confidence, each_in_turn
 
@@ -63,7 +65,7 @@ class TestNormaliser:
         groups, ends = bundle_of(subject).merge(), []
         for size in (1, 6):
             normalise = normaliser_of(subject)
-            normalise.moments.worth = np.full_like(normalise.moments.worth, 1e5)
+            normalise.moments.settings = MomentSettings(unknown=1e5)
             for start in range(0, 24, size):
                 normalise(images[start : start + size], groups, learn=True)
             ends.append(normalise)
@@ -97,7 +99,7 @@ class TestNormaliser:
 
     def test_only_a_large_batch_takes_a_second_pass(self, images: np.ndarray) -> None:
         runtime = Confidence(batch_norm=True)
-        normalise = Normaliser(runtime, DomainMoments(np.full(CLASSES, 64.0), CLASSES))
+        normalise = Normaliser(runtime, DomainMoments([CLASSES], CLASSES))
         batch, passes = each_in_turn(), []
         for size in (16, 17, 20, 21, 120):
             runtime.given.clear()
@@ -112,7 +114,7 @@ class TestNormaliser:
 
     def test_moments_without_numbers_leave_no_trace(self) -> None:
         runtime = Confidence(batch_norm=True)
-        normalise = Normaliser(runtime, DomainMoments(np.full(CLASSES, 64.0), CLASSES))
+        normalise = Normaliser(runtime, DomainMoments([CLASSES], CLASSES))
         batch = each_in_turn()[:10]
         normalise(batch, runtime.groups, learn=True)
         before = normalise.moments.state()
@@ -122,16 +124,13 @@ class TestNormaliser:
 
     def test_what_a_bundle_says(self, bn_runtime: TorchRuntime) -> None:
         bundle = bundle_of(bn_runtime)
-        means = [name for name in bn_runtime.groups if name.endswith("running_mean")]
-        told = Bundle(
-            bundle.base, bundle.basis, bundle.coefficients, (), bundle.family, {means[1]: 7.0}, bundle.settings
-        )
-        normalise = Normaliser.of_bundle(bn_runtime, told)
-        assert isinstance(normalise, Normaliser)
-        first, second = (bn_runtime.groups[name].size for name in means[:2])
-        worth = normalise.moments.worth
-        assert (worth[first : first + second] == 7).all()
-        assert (np.delete(worth, np.s_[first : first + second]) == MomentSettings().unknown).all()
+        layers = len(layer_sizes(bn_runtime.groups))
+        told = replace(bundle, variances=Variances(np.ones((2, layers)), np.full((2, layers), 0.5)))
+        prior = moments_of(bundle.merge(), tuple(bn_runtime.groups))
+        for each, images in ((told, 4.0), (bundle, MomentSettings().unknown)):
+            normalise = Normaliser.of_bundle(bn_runtime, each)
+            assert isinstance(normalise, Normaliser)
+            np.testing.assert_allclose(normalise.moments.worth(prior, prior, 0), images)
         assert "merged moments and 0 independent images" in normalise.describe()
 
     def test_without_batch_norm_there_is_nothing_to_normalise(self) -> None:
@@ -146,7 +145,7 @@ class TestAligner:
         """Of a class of four, and worth 1 / (1 − 1/4 + 1) images, beside 16 of the prior."""
         source, prior = np.array([[1.0] * CLASSES, [4.0] * CLASSES]), np.array([[0.5] * CLASSES, [0.2] * CLASSES])
         runtime = Confidence()
-        align = Aligner(runtime, DomainMoments(np.full(CLASSES, 16.0), CLASSES), source)
+        align = Aligner(runtime, DomainMoments([CLASSES], CLASSES, settings=MomentSettings(unknown=16.0)), source)
         frame = each_in_turn()[1:2]
         x = frame[:, 0, 0, :CLASSES].astype(np.float64)
         before = (x - 0.5) * np.sqrt((4 + 1e-6) / (0.2 + 1e-6)) + 1
@@ -162,14 +161,14 @@ class TestAligner:
     def test_a_long_mixed_stream_gets_the_moments_of_the_source(self) -> None:
         source, prior = np.array([[1.0] * CLASSES, [4.0] * CLASSES]), np.array([[9.0] * CLASSES, [9.0] * CLASSES])
         runtime, images = Confidence(), each_in_turn()
-        align = Aligner(runtime, DomainMoments(np.full(CLASSES, 1e-6), CLASSES), source)
+        align = Aligner(runtime, DomainMoments([CLASSES], CLASSES, settings=MomentSettings(unknown=1e-6)), source)
         logits = align(images, runtime.groups, prior, learn=True).logits
         np.testing.assert_allclose(logits.mean(axis=0), 1.0, atol=1e-3)
         np.testing.assert_allclose(logits.var(axis=0), 4.0, atol=1e-2)
 
     def test_frames_without_numbers_leave_no_trace(self) -> None:
         runtime, prior = Confidence(), np.ones((2, CLASSES))
-        align = Aligner(runtime, DomainMoments(np.full(CLASSES, 16.0), CLASSES), prior)
+        align = Aligner(runtime, DomainMoments([CLASSES], CLASSES), prior)
         align(each_in_turn(), runtime.groups, prior, learn=True)
         before = align.moments.state()
         with np.errstate(all="ignore"):
@@ -196,7 +195,7 @@ class TestZOMerge:
         bundle = bundle_of(bn_runtime)
         weights = learnable(bundle.base)
         coefficients = {n: w if n in weights else 0 * w for n, w in bundle.coefficients.items()}
-        other = Bundle(bundle.base, bundle.basis, coefficients, (), bundle.family, {}, bundle.settings)
+        other = Bundle(bundle.base, bundle.basis, coefficients, (), bundle.family, None, bundle.settings)
         first, second = (ZOMerge(bn_runtime, each, loss="entropy", delta=0.1) for each in (bundle, other))
         for _ in range(2):
             np.testing.assert_allclose(first.predict(images), second.predict(images), atol=1e-4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mergetta.errors import MergettaError
 from mergetta.streams.classes import independent_images, mixed
-from mergetta.streams.domain import DomainMoments, MomentSettings, between_domains, prior_counts
+from mergetta.streams.domain import DomainMoments, MomentSettings, Variances, between_domains
 from mergetta.streams.moments import StreamMoments, batch_moments
 from mergetta.streams.shift import ShiftDetector, distance
 from mergetta.streams.state import Field, checked
@@ -365,21 +365,47 @@ class TestShift:
 
 
 class TestDomainMoments:
-    def make(self, memory: float = 2000.0) -> DomainMoments:
-        return DomainMoments(np.array([2.0, 8.0]), 2, MomentSettings(memory=memory))
+    def make(self, memory: float = 2000.0, doubt: float = np.inf) -> DomainMoments:
+        """Two layers of a channel, in which the prior counts for 2 and 8 images."""
+        variances = Variances(np.ones((2, 2)), np.array([[1.0, 0.25], [1.0, 0.25]]))
+        return DomainMoments([1, 1], 2, variances, MomentSettings(memory=memory, doubt=doubt))
 
     def frames(self, values: list[float]) -> np.ndarray:
         """Of two channels, without any variance of their own."""
         means = np.repeat(np.array(values)[:, None], 2, axis=1)
         return np.stack([means, np.zeros_like(means)], axis=1)
 
-    def test_prior_counts_by_hand(self) -> None:
+    def test_worth_by_hand(self) -> None:
         """s²/τ² of means and of second moments, by their geometric mean, times the caution, within bounds."""
         between, spread = np.array([[1.0, 4.0, 1.0], [1.0, 1.0, 1.0]]), np.array([[9.0, 1.0, 1e6], [16.0, 1e-9, 1e6]])
-        chosen = MomentSettings(caution=2.0, least=3.0, most=100.0)
-        np.testing.assert_allclose(prior_counts(between, spread, chosen), [24.0, 3.0, 100.0])
-        np.testing.assert_allclose(prior_counts(between, None), [MomentSettings().unknown] * 3)
-        np.testing.assert_allclose(prior_counts(0 * between, spread), [MomentSettings().most] * 3)  # domains are alike
+        chosen, nothing = MomentSettings(caution=2.0, least=3.0, most=100.0), np.zeros((2, 4))
+
+        def worth(variances: Variances | None) -> list[float]:
+            return DomainMoments([1, 2, 1], 2, variances, chosen).worth(nothing, nothing, 0).tolist()
+
+        assert worth(Variances(spread, between)) == pytest.approx([24.0, 3.0, 3.0, 100.0], rel=1e-5)
+        assert worth(None) == [MomentSettings().unknown] * 4
+        assert worth(Variances(spread, 0 * between)) == [100.0] * 4  # domains are alike
+
+    def test_a_prior_that_is_far_off_is_doubted(self) -> None:
+        """Deviations of 9 s² and 16 s², of both moments alike; four images, so that 8/4 s² are no surprise."""
+        moments, prior = self.make(doubt=8.0), np.zeros((2, 2))
+        sums = np.array([[3.0, 4.0], [3.0, 4.0]])
+        np.testing.assert_allclose(moments.worth(prior, sums, 4), [2.0, 2.0])  # at least
+        moments.settings = MomentSettings(least=0.01)
+        np.testing.assert_allclose(moments.worth(prior, sums, 4), [2 / 7, 2 / 14])
+        np.testing.assert_allclose(moments.worth(prior, sums, 1), [2 / 1, 2 / 8])
+        np.testing.assert_allclose(moments.worth(prior, 0.3 * sums, 8), [2.0, 2 / 0.44])  # 0.81 < 1; 1.44 − 1
+        np.testing.assert_allclose(moments.worth(prior, 0 * sums, 1000), [2.0, 8.0])
+
+    def test_one_class_that_is_far_off_is_believed_at_once(self) -> None:
+        """As of a domain that no expert knows, in which all predictions are of one class."""
+        near, far = self.make(doubt=8.0), self.make(doubt=8.0)
+        prior = np.array([[0.0, 0.0], [1.0, 1.0]])
+        for each, mean in ((near, 1.0), (far, 30.0)):
+            each.learn(self.frames([mean] * 50), np.eye(2)[[0] * 50])
+        assert near.value(prior)[0, 1] < 0.25
+        assert far.value(prior)[0, 1] / 30 == pytest.approx(far.count / (far.count + 2))
 
     def test_between_domains_by_hand(self) -> None:
         """Two domains; layers of two channels and of one. Second moments: 1 and 5; 4 and 4; 2 and 2."""
@@ -405,14 +431,14 @@ class TestDomainMoments:
             if before:
                 moments.learn(self.frames(before), np.eye(2)[[0, 1, 1]])
             batch = self.frames([4.0, 1.0, 0.0, 2.0, 3.0])
-            share, known = moments.share(p), moments.value(prior)
+            share, known = moments.share(prior, batch, p), moments.value(prior)
             moments.learn(batch, p)
             after = moments.value(prior)
             own = batch_moments(batch)
             if not before:  # beside the prior alone
                 np.testing.assert_allclose(share * own[0] + (1 - share) * known[0], after[0])
             assert ((share > 0) & (share < 1)).all()
-            expected = moments.count * 5 / (5 + len(before)) / (moments.worth + moments.count)
+            expected = moments.count * 5 / (5 + len(before)) / (np.array([2.0, 8.0]) + moments.count)
             np.testing.assert_allclose(share, expected)
 
     def test_memory_fades_classes_together_with_sums(self) -> None:
@@ -473,7 +499,6 @@ class TestDomainMoments:
             moments.restore({**other.state(), **changes})
         assert all(np.array_equal(value, moments.state()[name]) for name, value in before.items())
 
-    @pytest.mark.parametrize("worth", [np.array([0.0]), np.array([np.nan]), np.array([np.inf]), np.ones((2, 1))])
-    def test_a_prior_counts_as_a_positive_number_of_images(self, worth: np.ndarray) -> None:
-        with pytest.raises(MergettaError, match="positive number of images"):
-            DomainMoments(worth, 2)
+    def test_variances_of_other_layers_are_refused(self) -> None:
+        with pytest.raises(MergettaError, match="another model's layers"):
+            DomainMoments([1, 1, 1], 2, self.make().variances)

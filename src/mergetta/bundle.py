@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from mergetta.errors import MergettaError
 from mergetta.files import decode, encode, expect, expect_names, read_bytes, write_atomically
 from mergetta.groups import GroupValues, Vector, as_mixed, check_groups, from_mixed, learnable, moment_pairs
+from mergetta.streams.domain import Variances
 
 FORMAT, VERSION = "mergetta.bundle", 2
+VARIANCES = ("images", "domains")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +40,8 @@ class Bundle:
     frozen: tuple[str, ...] = ()
     """Groups that are merged with their initial coefficients and not optimised."""
     family: str = ""
-    worth: Mapping[str, float] = field(default_factory=dict)
-    """How many images the merged moments of a BatchNorm layer count for beside a stream, by the name of its mean."""
+    variances: Variances | None = None
+    """How moments vary between images and domains, in each BatchNorm layer."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """How it was built: trim, rank, tolerance, number of experts."""
 
@@ -64,9 +66,8 @@ class Bundle:
                 )
             if not (np.isfinite(basis).all() and np.isfinite(coefficients).all()):
                 raise MergettaError(f"The bundle holds NaN or infinite values in group {name!r}.")
-        strange = set(self.worth) - {mean for mean, _ in moment_pairs(self.base)}
-        if strange or not all(0 < images < np.inf for images in self.worth.values()):
-            raise MergettaError("The bundle must count its moments as positive numbers of images, by layer.")
+        if self.variances is not None and self.variances.images.shape[1] != len(moment_pairs(self.base)):
+            raise MergettaError("The bundle's variances are of other layers than its moments.")
         unknown = set(self.frozen) - set(self.base)
         if unknown:
             raise MergettaError(f"Cannot freeze {min(unknown)!r}: the model has no such group.")
@@ -126,11 +127,12 @@ class Bundle:
             for kind in ("base", "basis", "coefficients")
             for name, value in getattr(self, kind).items()
         }
+        if self.variances is not None:
+            tensors |= {f"variances/{kind}": getattr(self.variances, kind).astype(np.float32) for kind in VARIANCES}
         header = {
             "family": self.family,
             "groups": list(self.base),
             "frozen": list(self.frozen),
-            "worth": dict(self.worth),
             "settings": dict(self.settings),
         }
         return encode(tensors, FORMAT, VERSION, header)
@@ -147,11 +149,11 @@ class Bundle:
             parts[kind] = {name: tensors[f"{kind}/{name}"] for name in names}
         frozen = tuple(expect_names(header, "frozen", source))
         family = expect(header, "family", str, source)
-        settings, worth = expect(header, "settings", dict, source), expect(header, "worth", dict, source)
-        if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in worth.values()):
-            raise MergettaError(f"{source} has no valid 'worth' in its header.")
+        settings = expect(header, "settings", dict, source)
         try:
-            return cls(**parts, frozen=frozen, family=family, worth=worth, settings=settings)
+            told = [tensors[f"variances/{kind}"] for kind in VARIANCES if f"variances/{kind}" in tensors]
+            variances = Variances(*told) if len(told) == len(VARIANCES) else None
+            return cls(**parts, frozen=frozen, family=family, variances=variances, settings=settings)
         except MergettaError as error:
             raise MergettaError(f"{source} cannot be used: {error}") from error
 

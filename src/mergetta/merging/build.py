@@ -22,7 +22,7 @@ from mergetta.groups import (
 )
 from mergetta.merging.low_rank import Matrix, adaptive_rank, factorise
 from mergetta.merging.trim import keep_largest
-from mergetta.streams.domain import between_domains, prior_counts
+from mergetta.streams.domain import Variances, between_domains
 
 MOMENT_TOLERANCE = 1e-4
 """Share of the experts' differences in moments that a bundle may leave out."""
@@ -107,18 +107,16 @@ def build_bundle(
         "moment_tolerance": float(moment_tolerance),
         "initial": float(start[0]) if np.ndim(initial) == 0 else start.tolist(),
     }
-    return Bundle(base, basis, coefficients, tuple(frozen), family, worth_of(base, experts), settings)
+    return Bundle(base, basis, coefficients, tuple(frozen), family, variances_of(base, experts), settings)
 
 
-def worth_of(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """How many images merged moments count for, by layer; nothing if the experts do not tell how images vary."""
+def variances_of(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> Variances | None:
+    """How moments vary between images and domains, the source among them; None if no expert tells."""
     spreads = [expert.spread for expert in experts if isinstance(expert, Expert) and expert.spread is not None]
-    names = [mean for mean, _ in moment_pairs(base)]
-    if not names or not spreads:
-        return {}
+    if not moment_pairs(base) or not spreads:
+        return None
     domains = np.stack([moments_of(values, base) for values in (*map(values_of, experts), base)])
-    counts = prior_counts(between_domains(domains, layer_sizes(base)), np.mean(spreads, axis=0))
-    return dict(zip(names, counts.tolist(), strict=True))
+    return Variances(np.mean(spreads, axis=0), between_domains(domains, layer_sizes(base)))
 
 
 def check_experts(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]], family: str | None) -> str:

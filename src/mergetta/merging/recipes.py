@@ -19,7 +19,7 @@ from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import GroupValues, as_mixed, learnable
-from mergetta.merging.build import check_experts, facts_of, task_matrix, values_of, worth_of
+from mergetta.merging.build import check_experts, facts_of, task_matrix, values_of, variances_of
 from mergetta.merging.low_rank import Matrix, factorise
 from mergetta.merging.trim import drop_at_random, keep_largest, keep_middle
 from mergetta.seeds import generator
@@ -175,7 +175,7 @@ def merge_by_recipe(
         "options": chosen,
         "seed": int(seed),
     }
-    return Bundle(base, basis, coefficients, tuple(frozen), family, worth_of(base, experts), settings)
+    return Bundle(base, basis, coefficients, tuple(frozen), family, variances_of(base, experts), settings)
 
 
 def chosen_options(recipe: str, options: Mapping[str, Any]) -> dict[str, float]:

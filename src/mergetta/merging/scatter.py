@@ -19,7 +19,7 @@ from mergetta.groups import GroupValues, as_mixed, check_groups, learnable, mixt
 from mergetta.merging.build import MOMENT_TOLERANCE, values_of
 from mergetta.merging.low_rank import Matrix, adaptive_rank, signs
 from mergetta.merging.trim import keep_largest
-from mergetta.streams.domain import prior_counts
+from mergetta.streams.domain import Variances
 
 EPSILON = float(np.finfo(np.float64).eps)
 ACCURACY = 1e-6
@@ -153,11 +153,10 @@ class Pool:
         if not without:
             self._last = {name: directions for name, directions in basis.items() if len(directions)}
         pairs = moment_pairs(self._base)
-        worth: dict[str, float] = {}
+        variances = None
         if pairs and spreads:
             apart = np.array([[between[pair[row]] for pair in pairs] for row in (0, 1)])
-            counts = prior_counts(apart, np.asarray(total_spread) / spreads)
-            worth = {mean: float(images) for (mean, _), images in zip(pairs, counts, strict=True)}
+            variances = Variances(np.asarray(total_spread) / spreads, apart)
         facts: dict[str, Any] = {
             "experts": count,
             "loss": None,
@@ -170,7 +169,9 @@ class Pool:
             "moment_tolerance": float(moment_tolerance),
             "initial": float(initial),
         }
-        return Bundle(self._groups, basis, coefficients, tuple(frozen), family, worth, {**facts, **(settings or {})})
+        return Bundle(
+            self._groups, basis, coefficients, tuple(frozen), family, variances, {**facts, **(settings or {})}
+        )
 
     def energy_kept(self, bundle: Bundle) -> dict[str, float]:
         """Share of each group's energy that a bundle's directions keep: 1 − R of the paper; 1 where there is none."""

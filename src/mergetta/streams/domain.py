@@ -17,10 +17,12 @@ from mergetta.streams.state import Field, checked
 
 @dataclass(frozen=True)
 class MomentSettings:
-    """Chosen at severity 4 of fashion-bn and on ResNet-32 (docs/research-log.md)."""
+    """Chosen at severity 4 of fashion-bn, on changes that no suite has and on ResNet-32 (docs/research-log.md)."""
 
     caution: float = 2.0
     """What the prior counts for beyond s²/τ²: it has been chosen for the stream."""
+    doubt: float = 8.0
+    """How many times the variance of the stream's mean a deviation has to be before the prior is doubted."""
     least: float = 2.0
     """Images that the prior counts for in any layer, at least."""
     most: float = 128.0
@@ -33,42 +35,107 @@ class MomentSettings:
     """Images of the stream that are remembered, at most: it may drift."""
 
 
-class DomainMoments:
-    """A prior that counts as `worth` images, a number per channel, and a stream that counts by how mixed it looks.
+@dataclass(frozen=True)
+class Variances:
+    """How moments vary, (2, layers) each: of means and of second moments, on average over a layer's channels."""
 
-    >>> moments = DomainMoments(np.array([2.0]), classes=2)
-    >>> moments.learn(np.array([[[4.0], [0.0]]] * 2), np.array([[1.0, 0.0], [0.0, 1.0]]))
+    images: NDArray[np.float64]
+    """s²: between images of a domain."""
+    domains: NDArray[np.float64]
+    """τ²: between domains."""
+
+    def __post_init__(self) -> None:
+        for name in ("images", "domains"):  # as exact as files are
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float32).astype(np.float64))
+        both = np.stack([self.images, self.domains]) if self.images.shape == self.domains.shape else np.full(1, np.nan)
+        if both.ndim != 3 or both.shape[1] != 2 or not (np.isfinite(both) & (both >= 0)).all():
+            raise MergettaError("Variances between images and domains must be positive, two for each layer.")
+
+    def ratio(self, variance: NDArray[Any]) -> NDArray[np.float64]:
+        """Of a variance to that between images, a number per layer: the geometric mean of both moments.
+
+        With two numbers, a variance could come out negative.
+        """
+        return np.asarray(np.sqrt((variance / np.maximum(self.images, 1e-12)).prod(axis=0)))
+
+
+class DomainMoments:
+    """A prior and a stream, each of which counts for so many images: empirical Bayes.
+
+    If a domain's moment is drawn around the prior with the variance τ², and an image's own around the domain's with the
+    variance s², then E images and the prior weigh E : s²/τ². Deep layers hardly differ between domains and much between
+    images, so the prior counts for much there, and for little after the stem. How many images a stream is worth depends
+    on how mixed its classes look (`classes.py`).
+
+    Predictions that all are of one class may come from a stream of one class or from a prior that is far off. The first
+    moves a layer's moments by at most about s²; so what is beyond that (`doubt`) is taken for τ² of this very domain,
+    and the prior counts for less.
+
+    Parameters
+    ----------
+    sizes
+        Channels of each layer.
+    classes
+        How many the model tells apart.
+
+    References
+    ----------
+    Morris 1983, Parametric empirical Bayes inference: the variance between groups, estimated from the groups.
+
+    >>> moments = DomainMoments([1], classes=2, variances=Variances(np.ones((2, 1)), np.ones((2, 1))))
+    >>> moments.learn(np.array([[[1.0], [0.0]]] * 2), np.array([[1.0, 0.0], [0.0, 1.0]]))
     >>> moments.value(np.array([[0.0], [1.0]])).tolist()   # two of each
-    [[2.0], [4.5]]
+    [[0.5], [0.75]]
     """
 
-    def __init__(self, worth: NDArray[Any], classes: int, settings: MomentSettings | None = None) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        classes: int,
+        variances: Variances | None = None,
+        settings: MomentSettings | None = None,
+    ) -> None:
+        self.sizes, self.variances = tuple(sizes), variances
+        if variances is not None and variances.images.shape[1] != len(self.sizes):
+            raise MergettaError("Variances between images and domains are of another model's layers.")
         self.settings = settings or MomentSettings()
-        self.worth = np.asarray(worth, dtype=np.float64)
-        if self.worth.ndim != 1 or not (np.isfinite(self.worth) & (self.worth > 0)).all():
-            raise MergettaError("The prior must count as a positive number of images in each channel.")
-        self.stream = StreamMoments(len(self.worth), self.settings.memory)
+        self.stream = StreamMoments(sum(self.sizes), self.settings.memory)
         self.classes = np.zeros(classes)
         """How often each class was predicted, older images fading as in the stream."""
 
     @property
     def count(self) -> float:
         """How many independent images the stream is worth."""
-        return self._worth(self.classes)
+        return self._count(self.classes)
 
-    def _worth(self, classes: NDArray[Any]) -> float:
+    def _count(self, classes: NDArray[Any]) -> float:
         return max(independent_images(classes), self.settings.floor * float(classes.sum()))
+
+    def worth(self, prior: NDArray[Any], sums: NDArray[Any], images: float) -> NDArray[np.float64]:
+        """What the prior counts for in each channel, beside a mean and second moment that are worth so many images."""
+        chosen, variances = self.settings, self.variances
+        if variances is None:
+            return np.full(sum(self.sizes), chosen.unknown)
+        ratio = variances.ratio(variances.domains)
+        if images > 0:
+            apart = variances.ratio(over_layers((sums - with_seconds(prior)) ** 2, self.sizes))
+            ratio = np.maximum(ratio, apart - chosen.doubt / images)
+        counts = np.clip(chosen.caution / np.maximum(ratio, 1e-9), chosen.least, chosen.most)
+        return np.repeat(counts, self.sizes)
 
     def value(self, prior: NDArray[Any]) -> NDArray[np.float64]:
         """(2, C): mean and variance."""
-        return self.stream.value(prior, self.worth, self.count)
+        count = self.count
+        sums = self.stream.sums / max(self.stream.count, 1e-12)
+        return self.stream.value(prior, self.worth(prior, sums, count), count)
 
-    def share(self, probabilities: NDArray[Any]) -> NDArray[np.float64]:
+    def share(self, prior: NDArray[Any], moments: NDArray[Any], probabilities: NDArray[Any]) -> NDArray[np.float64]:
         """Of a batch in all that is known with it, one number per channel, if these are its predictions."""
-        new = predicted(probabilities)
-        counts = self.classes + new
-        worth = self._worth(counts)
-        return np.asarray(worth * (new.sum() / counts.sum()) / (self.worth + worth))
+        images = len(moments)
+        sums = self.stream.sums + images * with_seconds(batch_moments(moments))
+        count = self._count(self.classes + predicted(probabilities))
+        total = self.stream.count + images
+        return np.asarray(count * (images / total) / (self.worth(prior, sums / total, count) + count))
 
     def learn(self, moments: NDArray[Any], probabilities: NDArray[Any]) -> None:
         """Take in images by their own moments, (B, 2, C), and what is predicted for them."""
@@ -102,30 +169,18 @@ def predicted(probabilities: NDArray[Any]) -> NDArray[np.float64]:
     return np.bincount(p.argmax(axis=1), minlength=p.shape[1]).astype(np.float64)
 
 
-def prior_counts(
-    between: NDArray[Any], spread: NDArray[Any] | None, settings: MomentSettings | None = None
-) -> NDArray[np.float64]:
-    """How many images merged moments count for, one number per layer.
+def with_seconds(moments: NDArray[Any]) -> NDArray[np.float64]:
+    """Mean and second moment, from mean and variance."""
+    mean, variance = np.asarray(moments, dtype=np.float64)
+    return np.stack([mean, variance + mean * mean])
 
-    If a domain's moment is drawn with the variance τ² (`between` domains) and an image's own with the variance s²
-    (`spread` between images; both of means and of second moments, (2, layers)), then n images and the prior weigh
-    n : s²/τ². Deep layers hardly differ between domains and much between images, so the prior counts for much there,
-    and for little after the stem. Means and second moments have one number, by their geometric mean: with two, a
-    variance could come out negative.
 
-    >>> prior_counts(np.array([[1.0], [1.0]]), np.array([[4.0], [9.0]]), MomentSettings(caution=1.0)).tolist()
-    [6.0]
-    """
-    chosen = settings or MomentSettings()
-    if spread is None:
-        return np.full(between.shape[1], chosen.unknown)
-    ratio = np.asarray(spread, dtype=np.float64) / np.maximum(between, 1e-12)
-    return np.asarray(np.clip(chosen.caution * np.sqrt(ratio.prod(axis=0)), chosen.least, chosen.most))
+def over_layers(values: NDArray[Any], sizes: Sequence[int]) -> NDArray[np.float64]:
+    """(…, C) → (…, layers): the mean over each layer's channels."""
+    starts = np.append(0, np.cumsum(sizes)[:-1]).astype(int)
+    return np.asarray(np.add.reduceat(values, starts, axis=-1) / np.asarray(sizes))
 
 
 def between_domains(domains: NDArray[Any], sizes: Sequence[int]) -> NDArray[np.float64]:
-    """(2, layers): variance between domains, (M, 2, C), of means and of second moments, on average over channels."""
-    mean, variance = np.moveaxis(np.asarray(domains, dtype=np.float64), 1, 0)
-    each = np.stack([mean.var(axis=0), (variance + mean**2).var(axis=0)])
-    starts = np.append(0, np.cumsum(sizes)[:-1]).astype(int)
-    return np.asarray(np.add.reduceat(each, starts, axis=1) / np.asarray(sizes))
+    """(2, layers): variance between domains, (M, 2, C), of means and of second moments."""
+    return over_layers(np.stack([with_seconds(each) for each in domains]).var(axis=0), sizes)

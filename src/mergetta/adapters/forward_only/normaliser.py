@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,16 @@ from numpy.typing import NDArray
 
 from mergetta.arrays import Array, beside, to_numpy
 from mergetta.bundle import Bundle
-from mergetta.groups import GroupValues, has_batch_norm, layer_sizes, moment_pairs, moments_of, with_moments
+from mergetta.groups import GroupValues, has_batch_norm, layer_sizes, moments_of, with_moments
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Runtime
-from mergetta.streams.domain import DomainMoments, MomentSettings
+from mergetta.streams.domain import DomainMoments, Variances
 
 LARGE = 4
 """A batch shares in what it is normalised with if so many of it are more than all that is known."""
-ROUNDS, GROWS = 3, 1.5
-"""Where the prior is far off, predictions look like a few classes and a batch has little share. With that they look
-better and it has more: so many passes at most, and only while the share grows by so much.
+ROUNDS, SETTLED = 3, 0.1
+"""How large its share is depends on what it looks like, and that on the share: so many passes at most, and no more
+once the share has moved by less than this.
 """
 
 
@@ -36,15 +35,17 @@ class Normaliser:
 
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
         """A pass over images; with `learn` they are the next ones of the stream."""
-        known = with_moments(groups, self.moments.value(moments_of(groups, self.names)), self.names)
+        merged = moments_of(groups, self.names)
+        known = with_moments(groups, self.moments.value(merged), self.names)
         output = self.runtime(images, known, 1.0, moments=learn)
         if not learn:
             return output
         share = np.zeros(1)
         large = LARGE * len(images) > self.moments.settings.unknown + self.moments.stream.count
         for _ in range(ROUNDS if large else 0):
-            before, share = share, self.moments.share(softmax(to_numpy(output.logits)))
-            if share.max() < GROWS * before.max():
+            before = share
+            share = self.moments.share(merged, to_numpy(output.moments), softmax(to_numpy(output.logits)))
+            if not np.abs(share - before).max() > SETTLED:
                 break
             output = self.runtime(images, known, 1.0 - share, moments=True)
         self.moments.learn(to_numpy(output.moments), softmax(to_numpy(output.logits)))
@@ -53,15 +54,12 @@ class Normaliser:
     @classmethod
     def of_bundle(cls, runtime: Runtime, bundle: Bundle) -> Normaliser | Plain:
         """What a device normalises with that merges a bundle."""
-        return cls.of_worth(runtime, bundle.worth) if has_batch_norm(runtime.structure) else Plain(runtime)
+        return cls.of_variances(runtime, bundle.variances) if has_batch_norm(runtime.structure) else Plain(runtime)
 
     @classmethod
-    def of_worth(cls, runtime: Runtime, worth: Mapping[str, float]) -> Normaliser:
-        """With the images that merged moments count for, by the name of a layer's mean; others count as unknown."""
-        unknown = MomentSettings().unknown
-        counts = [worth.get(mean, unknown) for mean, _ in moment_pairs(runtime.groups)]
+    def of_variances(cls, runtime: Runtime, variances: Variances | None) -> Normaliser:
         sizes = layer_sizes(runtime.groups)
-        return cls(runtime, DomainMoments(np.repeat(counts, sizes), len(runtime.classifier.bias)))
+        return cls(runtime, DomainMoments(sizes, len(runtime.classifier.bias), variances))
 
     def describe(self) -> str:
         """For people: what it normalises with."""

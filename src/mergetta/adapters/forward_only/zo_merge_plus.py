@@ -25,10 +25,10 @@ from mergetta.groups import (
     mixture_shares,
 )
 from mergetta.losses.probabilities import softmax
-from mergetta.merging.build import check_experts, worth_of
+from mergetta.merging.build import check_experts, variances_of
 from mergetta.runtimes.base import Output, Runtime
 from mergetta.streams.classes import mixed
-from mergetta.streams.domain import DomainMoments, between_domains, predicted, prior_counts
+from mergetta.streams.domain import DomainMoments, Variances, between_domains, predicted
 from mergetta.streams.moments import StreamMoments
 from mergetta.streams.shift import ShiftDetector
 from mergetta.streams.state import Field, checked
@@ -335,7 +335,7 @@ def normaliser_of(
 ) -> Normaliser | Aligner | Plain:
     """What a family's moments are put to use by."""
     if has_batch_norm(runtime.structure) and moments:
-        return Normaliser.of_worth(runtime, worth_of(runtime.groups, experts))
+        return Normaliser.of_variances(runtime, variances_of(runtime.groups, experts))
     features = [expert.features for expert in experts if expert.features is not None]
     if has_batch_norm(runtime.structure) or source is None or len(features) < len(experts):
         return Plain(runtime)
@@ -343,9 +343,11 @@ def normaliser_of(
     at_source = np.stack([known.mean, known.std**2])
     width = at_source.shape[1]
     spreads = [expert.spread for expert in experts if expert.spread is not None]
-    spread = np.mean(spreads, axis=0) if spreads else None
-    worth = prior_counts(between_domains(np.stack([*features, at_source]), [width]), spread)
-    return Aligner(runtime, DomainMoments(np.repeat(worth, width), len(runtime.classifier.bias)), at_source)
+    variances = None
+    if spreads:
+        between = between_domains(np.stack([*features, at_source]), [width])
+        variances = Variances(np.mean(spreads, axis=0), between)
+    return Aligner(runtime, DomainMoments([width], len(runtime.classifier.bias), variances), at_source)
 
 
 def probabilities(output: Output) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How many images merged moments count for: experts measure it, bundles carry it, by either way to build."""
+"""How moments vary between images and domains: experts measure it, bundles carry it, by either way to build."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mergetta.adapters.backprop.expert_training import train_expert
 from mergetta.adapters.forward_only.normaliser import Normaliser
 from mergetta.adapters.forward_only.zo_merge_plus import ZOMergePlus
 from mergetta.files import decode, encode
-from mergetta.groups import layer_sizes
+from mergetta.groups import layer_sizes, moments_of
 from mergetta.merging.scatter import Pool
-from mergetta.streams.domain import MomentSettings
+from mergetta.streams.domain import Variances
 
 from .moving import moved
 
@@ -34,39 +34,43 @@ def expert(seed: int, spread: Any = 1.0) -> Expert:
     return Expert(moved(BASE, rng, 0.2), "f", str(seed), spread=told)
 
 
+def told_by(bundle: Bundle) -> np.ndarray:
+    assert bundle.variances is not None
+    return np.stack([bundle.variances.images, bundle.variances.domains])
+
+
 def test_by_hand() -> None:
-    """One expert, whose means are 2 from the source's with the same variance: τ² is 1 of means, 4 of second moments."""
+    """One expert, whose means are 2 from the source's with the same variance: τ² is 1 of means."""
     groups = {**BASE, "a.running_mean": np.array([2.0, 2.0]), "b.running_mean": np.array([3.0, 3.0, 3.0])}
-    bundle = build_bundle(BASE, [Expert(groups, spread=np.array([[9.0, 1.0], [16.0, 1e9]]))])
-    # layer a: second moments 1 and 5, τ² = 4: 2 √(9 · 4) = 12; layer b: 3 and 11, τ² = 16: more than there may be
-    assert bundle.worth == pytest.approx({"a.running_mean": 12.0, "b.running_mean": MomentSettings().most})
+    spread = np.array([[9.0, 1.0], [16.0, 5.0]])
+    found = told_by(build_bundle(BASE, [Expert(groups, spread=spread)]))
+    np.testing.assert_allclose(found[0], spread)
+    # second moments: 1 and 5 in layer a, 3 and 11 in layer b
+    np.testing.assert_allclose(found[1], [[1.0, 1.0], [4.0, 16.0]])
 
 
 def test_experts_that_do_not_tell() -> None:
-    assert build_bundle(BASE, [expert(0, None)]).worth == {}
-    assert build_bundle(BASE, [expert(0).groups]).worth == {}
+    assert build_bundle(BASE, [expert(0, None)]).variances is None
+    assert build_bundle(BASE, [expert(0).groups]).variances is None
     pool = Pool(BASE)
     pool.add(expert(0, None))
-    assert pool.bundle(initial=0.1).worth == {}
+    assert pool.bundle(initial=0.1).variances is None
     plain = {"a.weight": np.ones(2, np.float32)}
-    assert build_bundle(plain, [Expert(plain, spread=np.ones((2, 1)))]).worth == {}
+    assert build_bundle(plain, [Expert(plain, spread=np.ones((2, 1)))]).variances is None
 
 
 @pytest.mark.parametrize("tells", [[True] * 5, [True, False, True, True, False]])
 def test_both_ways_to_build_agree(tells: list[bool]) -> None:
     experts = [expert(i, 0.2 * (i + 1) if told else None) for i, told in enumerate(tells)]
-    expected = build_bundle(BASE, experts).worth
     pool = Pool(BASE)
     pool.add_many(experts[:3])
     for each in experts[3:]:
         pool.add(each)
-    assert pool.bundle(initial=0.1).worth == pytest.approx(expected, rel=1e-4)
-    assert set(expected) == {"a.running_mean", "b.running_mean"}
-    assert all(MomentSettings().least < images < MomentSettings().most for images in expected.values())
-    without = build_bundle(BASE, experts[:-1]).worth
-    assert pool.bundle(initial=0.1, without=experts[-1:]).worth == pytest.approx(without, rel=1e-4)
+    np.testing.assert_allclose(told_by(pool.bundle(initial=0.1)), told_by(build_bundle(BASE, experts)), rtol=1e-4)
+    without = told_by(build_bundle(BASE, experts[:-1]))
+    np.testing.assert_allclose(told_by(pool.bundle(initial=0.1, without=experts[-1:])), without, rtol=1e-4)
     pool.remove(experts[-1])
-    assert pool.bundle(initial=0.1).worth == pytest.approx(without, rel=1e-4)
+    np.testing.assert_allclose(told_by(pool.bundle(initial=0.1)), without, rtol=1e-4)
 
 
 def test_a_spread_of_other_layers_is_refused_and_changes_nothing() -> None:
@@ -83,35 +87,24 @@ def test_a_spread_of_other_layers_is_refused_and_changes_nothing() -> None:
 
 def test_roundtrip() -> None:
     bundle = build_bundle(BASE, [expert(i) for i in range(3)])
-    assert bundle.worth
-    assert Bundle.from_bytes(bundle.to_bytes()).worth == bundle.worth
+    np.testing.assert_array_equal(told_by(Bundle.from_bytes(bundle.to_bytes())), told_by(bundle))
 
 
-@pytest.mark.parametrize(
-    "worth",
-    [
-        {"a.running_mean": 0.0},
-        {"a.running_mean": -1.0},
-        {"a.running_mean": float("nan")},
-        {"a.running_mean": float("inf")},
-        {"a.running_var": 3.0},
-        {"a.weight": 3.0},
-        {"c.running_mean": 3.0},
-    ],
-)
-def test_what_is_refused(worth: dict[str, float]) -> None:
-    bundle = build_bundle(BASE, [expert(0)])
-    with pytest.raises(MergettaError, match="positive numbers of images"):
-        replace(bundle, worth=worth)
-
-
-@pytest.mark.parametrize("worth", [3, ["a"], {"a.running_mean": "3"}, {"a.running_mean": True}, {"a.running_mean": -2}])
-def test_hostile_files_are_refused(worth: Any) -> None:
+@pytest.mark.parametrize("wrong", [np.full((2, 2), -1.0), np.full((2, 2), np.nan), np.ones((2, 3)), np.ones(2)])
+@pytest.mark.parametrize("kind", ["images", "domains"])
+def test_hostile_files_are_refused(kind: str, wrong: np.ndarray) -> None:
     data = build_bundle(BASE, [expert(0)]).to_bytes()
     tensors, header = decode(data, "mergetta.bundle", 2, "x", "")
     header = {k: v for k, v in header.items() if k not in ("format", "version")}
+    hostile = {**tensors, f"variances/{kind}": wrong.astype(np.float32)}
     with pytest.raises(MergettaError):
-        Bundle.from_bytes(encode(tensors, "mergetta.bundle", 2, {**header, "worth": worth}))
+        Bundle.from_bytes(encode(hostile, "mergetta.bundle", 2, header))
+
+
+def test_variances_of_other_layers_are_refused() -> None:
+    bundle = build_bundle(BASE, [expert(0)])
+    with pytest.raises(MergettaError, match="other layers"):
+        replace(bundle, variances=Variances(np.ones((2, 3)), np.ones((2, 3))))
 
 
 def spread_of(each: np.ndarray, sizes: list[int]) -> np.ndarray:
@@ -149,8 +142,11 @@ class TestRealExperts:
         normalise = Normaliser.of_bundle(bn_runtime, bundle)
         adapter = ZOMergePlus(bn_runtime, experts)
         assert isinstance(normalise, Normaliser) and isinstance(adapter.normalise, Normaliser)
-        np.testing.assert_allclose(normalise.moments.worth, adapter.normalise.moments.worth, rtol=1e-6)
-        worth = np.array(list(bundle.worth.values()))
+        assert adapter.normalise.moments.variances is not None
+        np.testing.assert_allclose(told_by(bundle)[0], adapter.normalise.moments.variances.images, rtol=1e-6)
+        np.testing.assert_allclose(told_by(bundle)[1], adapter.normalise.moments.variances.domains, rtol=1e-6)
+        prior = moments_of(bundle.merge(), tuple(bn_runtime.groups))
+        worth = normalise.moments.worth(prior, np.zeros_like(prior), 0)
         assert worth.min() < worth.max()
 
     def test_some_experts_do_not_tell(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
@@ -160,4 +156,7 @@ class TestRealExperts:
         normalise = Normaliser.of_bundle(bn_runtime, build_bundle(bn_runtime.groups, experts))
         adapter = ZOMergePlus(bn_runtime, experts)
         assert isinstance(normalise, Normaliser) and isinstance(adapter.normalise, Normaliser)
-        np.testing.assert_allclose(normalise.moments.worth, adapter.normalise.moments.worth, rtol=1e-6)
+        assert normalise.moments.variances is not None and adapter.normalise.moments.variances is not None
+        np.testing.assert_allclose(
+            normalise.moments.variances.images, adapter.normalise.moments.variances.images, rtol=1e-6
+        )
