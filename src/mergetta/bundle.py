@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,97 @@ from numpy.typing import NDArray
 
 from mergetta.errors import MergettaError
 from mergetta.files import decode, encode, expect, expect_names, read_bytes, write_atomically
-from mergetta.groups import GroupValues, Vector, as_mixed, check_groups, from_mixed, learnable, moment_pairs
+from mergetta.groups import (
+    GroupValues,
+    Vector,
+    as_mixed,
+    check_groups,
+    from_mixed,
+    learnable,
+    mixture_shares,
+    moment_pairs,
+)
 from mergetta.streams.domain import Variances
 
 FORMAT, VERSION = "mergetta.bundle", 2
 VARIANCES = ("images", "domains")
+COUNTS = ("experts", "contributors")
+MOMENTS = ("signatures", "features")
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """What a bundle keeps of each expert, or of a cluster of similar ones: the mean of its own.
+
+    A member's groups are θ₀ + its coordinates in the bundle's basis and in the `further` directions, which the paper's
+    method does not move.
+    """
+
+    names: tuple[str, ...]
+    """Domains, one name per member."""
+    coordinates: Mapping[str, NDArray[np.floating[Any]]]
+    """(M, r + k) per group."""
+    further: Mapping[str, NDArray[np.floating[Any]]]
+    """(k, D) per group: orthonormal rows, also to those of the basis."""
+    experts: NDArray[np.int64]
+    """(M,): how many experts each stands for."""
+    contributors: NDArray[np.int64]
+    """(M,): how many have contributed to it."""
+    signatures: NDArray[np.floating[Any]] | None = None
+    """(M, 2, C): moments after the stem, if all experts have told."""
+    features: NDArray[np.floating[Any]] | None = None
+    """(M, 2, F): moments of the classifier's input, for models without BatchNorm, if all experts have told."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(self.names))
+        for name in ("coordinates", "further"):
+            values = {k: np.asarray(v, dtype=np.float32) for k, v in getattr(self, name).items()}
+            object.__setattr__(self, name, values)
+        for name in MOMENTS:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float32))
+        for name in COUNTS:
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.int64))
+
+    def check(self, base: GroupValues, basis: GroupValues) -> None:
+        """Raise unless they fit a bundle."""
+        count = len(self.names)
+        fits = count > 0 and set(self.coordinates) == set(self.further) == set(base)
+        for name, vector in base.items() if fits else ():
+            further = self.further[name]
+            fits &= further.shape == (len(further), vector.size)
+            fits &= self.coordinates[name].shape == (count, len(basis[name]) + len(further))
+            fits &= bool(np.isfinite(further).all() and np.isfinite(self.coordinates[name]).all())
+        for kind in COUNTS:
+            fits &= getattr(self, kind).shape == (count,) and bool((getattr(self, kind) > 0).all())
+        for kind in MOMENTS:
+            told = getattr(self, kind)
+            if told is not None:
+                fits &= told.ndim == 3 and told.shape[:2] == (count, 2) and told.size > 0
+                fits = fits and bool(np.isfinite(told).all() and (told[:, 1] >= 0).all())
+        if not fits:
+            raise MergettaError("The bundle's members do not fit its base and basis.")
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        by_group = {
+            f"members/{kind}/{name}": value
+            for kind in ("coordinates", "further")
+            for name, value in getattr(self, kind).items()
+        }
+        told = {f"members/{kind}": getattr(self, kind) for kind in (*COUNTS, *MOMENTS)}
+        return {**by_group, **{name: value for name, value in told.items() if value is not None}}
+
+    @classmethod
+    def of_tensors(cls, names: Sequence[str], groups: Sequence[str], tensors: Mapping[str, NDArray[Any]]) -> Members:
+        try:
+            coordinates, further = (
+                {name: tensors[f"members/{kind}/{name}"] for name in groups} for kind in ("coordinates", "further")
+            )
+            experts, contributors = (tensors[f"members/{kind}"] for kind in COUNTS)
+        except KeyError as error:
+            raise MergettaError(f"its members lack {error.args[0]!r}.") from error
+        signatures, features = (tensors.get(f"members/{kind}") for kind in MOMENTS)
+        return cls(tuple(names), coordinates, further, experts, contributors, signatures, features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +112,8 @@ class Bundle:
 
     Means and second moments of BatchNorm layers merge in the same way: their coefficients are those of a mixture of
     domains, and no step moves them. Of a second moment and a mean comes the merged variance.
+
+    With members, a device may also mix those (`mixture`). The paper's bundle has none.
 
     >>> bundle = Bundle({"g": np.zeros(2)}, {"g": np.array([[0.0, 1.0]])}, {"g": np.array([0.5])})
     >>> bundle.dimension, bundle.merge()["g"].tolist()
@@ -44,6 +132,7 @@ class Bundle:
     """How moments vary between images and domains, in each BatchNorm layer."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """How it was built: trim, rank, tolerance, number of experts."""
+    members: Members | None = None
 
     def __post_init__(self) -> None:
         for name in ("base", "basis", "coefficients"):
@@ -68,6 +157,8 @@ class Bundle:
                 raise MergettaError(f"The bundle holds NaN or infinite values in group {name!r}.")
         if self.variances is not None and self.variances.images.shape[1] != len(moment_pairs(self.base)):
             raise MergettaError("The bundle's variances are of other layers than its moments.")
+        if self.members is not None:
+            self.members.check(self.base, self.basis)
         unknown = set(self.frozen) - set(self.base)
         if unknown:
             raise MergettaError(f"Cannot freeze {min(unknown)!r}: the model has no such group.")
@@ -121,12 +212,37 @@ class Bundle:
     def _packed(self) -> Packed:
         return Packed(self)
 
+    @cached_property
+    def member_tasks(self) -> dict[str, NDArray[Any]]:
+        """(M, D) per group: what each member adds to the base, moments as they mix."""
+        members = self.members
+        if members is None:
+            raise MergettaError("This bundle has no members: build it anew, or use the paper's method (zo-merge).")
+        return {
+            name: members.coordinates[name] @ np.vstack([self.basis[name], members.further[name]]) for name in self.base
+        }
+
+    def mixture(self, weights: Vector) -> dict[str, Vector]:
+        """All groups of θ₀ + Σ w_m τ_m: one weight per member, and what is left to one for the source model.
+
+        Moments are those of the mixture of domains.
+        """
+        w = np.asarray(weights, dtype=np.float32)
+        shares, moving = mixture_shares(w), set(learnable(self.base))
+        mixed = {
+            name: base + (w if name in moving else shares) @ self.member_tasks[name]
+            for name, base in as_mixed(self.base).items()
+        }
+        return from_mixed(mixed, self.base)
+
     def to_bytes(self) -> bytes:
         tensors = {
             f"{kind}/{name}": value
             for kind in ("base", "basis", "coefficients")
             for name, value in getattr(self, kind).items()
         }
+        if self.members is not None:
+            tensors |= self.members.tensors()
         if self.variances is not None:
             tensors |= {f"variances/{kind}": getattr(self.variances, kind).astype(np.float32) for kind in VARIANCES}
         header = {
@@ -134,6 +250,7 @@ class Bundle:
             "groups": list(self.base),
             "frozen": list(self.frozen),
             "settings": dict(self.settings),
+            "members": None if self.members is None else list(self.members.names),
         }
         return encode(tensors, FORMAT, VERSION, header)
 
@@ -153,7 +270,11 @@ class Bundle:
         try:
             told = [tensors[f"variances/{kind}"] for kind in VARIANCES if f"variances/{kind}" in tensors]
             variances = Variances(*told) if len(told) == len(VARIANCES) else None
-            return cls(**parts, frozen=frozen, family=family, variances=variances, settings=settings)
+            listed = header.get("members")
+            if listed is not None and not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
+                raise MergettaError("its members have no valid names.")
+            members = None if listed is None else Members.of_tensors(listed, names, tensors)
+            return cls(**parts, frozen=frozen, family=family, variances=variances, settings=settings, members=members)
         except MergettaError as error:
             raise MergettaError(f"{source} cannot be used: {error}") from error
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.bundle import Bundle
+from mergetta.bundle import Bundle, Members
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import (
@@ -21,6 +21,7 @@ from mergetta.groups import (
     moments_of,
 )
 from mergetta.merging.low_rank import Matrix, adaptive_rank, factorise
+from mergetta.merging.members import MOST, Clusters
 from mergetta.merging.trim import keep_largest
 from mergetta.streams.domain import Variances, between_domains
 
@@ -42,6 +43,7 @@ def build_bundle(
     reduce: bool = True,
     tolerance_per_entry: bool = True,
     moment_tolerance: float = MOMENT_TOLERANCE,
+    members: int = MOST,
     family: str | None = None,
 ) -> Bundle:
     """Trim (NWS), reduce (RR) and choose ranks (ARS): all that a weak device needs of the experts.
@@ -54,6 +56,9 @@ def build_bundle(
 
     Moments of BatchNorm layers are never trimmed, and get the smallest rank with a recovery error below
     `moment_tolerance`, whatever `max_rank` is: they are what a device normalises with, and no step mends them.
+
+    `members` is how many members the bundle has at most, which stand for one expert each or for a cluster of similar
+    ones (`members.py`). With 0 it has none, as in the paper, and without `reduce` neither.
 
     >>> bundle = build_bundle({"g": np.zeros(3)}, [{"g": np.array([2.0, 0.0, 0.1])}], initial=0.5)
     >>> bundle.merge()["g"].tolist()
@@ -107,7 +112,18 @@ def build_bundle(
         "moment_tolerance": float(moment_tolerance),
         "initial": float(start[0]) if np.ndim(initial) == 0 else start.tolist(),
     }
-    return Bundle(base, basis, coefficients, tuple(frozen), family, variances_of(base, experts), settings)
+    kept = members_of(base, experts, basis, members) if members and reduce else None
+    return Bundle(base, basis, coefficients, tuple(frozen), family, variances_of(base, experts), settings, kept)
+
+
+def members_of(
+    base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]], basis: GroupValues, most: int
+) -> Members:
+    """Experts in the order given, or clusters of them; each counts as a contributor of its own."""
+    clusters = Clusters(base, most)
+    for number, expert in enumerate(experts):
+        clusters.add(number, expert, str(number))
+    return clusters.members(basis)
 
 
 def variances_of(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> Variances | None:
