@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 from mergetta.adapters import find_method
-from mergetta.bench.protocol import Cell, cell_key, family_of, same_run, source_of, target_of
+from mergetta.bench.cells import Cell, same_run
+from mergetta.bench.inputs import family_of, source_of, target_of
+from mergetta.bench.keys import cell_key
 from mergetta.bench.runner import Origin, Part, cells_of, experts_of
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite
