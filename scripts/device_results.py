@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from mergetta import Expert, OnnxRuntime, ZOMerge, build_bundle, load_family
-from mergetta.bench.protocol import make_expert, target_of
+from mergetta.bench.inputs import target_of
+from mergetta.bench.pools import make_expert
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import Suite, load_suite
 from mergetta.bundle import Bundle

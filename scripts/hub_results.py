@@ -302,7 +302,8 @@ def scale(most: str = "10000") -> None:
 
 
 def poison() -> None:
-    from mergetta.bench.protocol import make_expert, target_of
+    from mergetta.bench.inputs import target_of
+    from mergetta.bench.pools import make_expert
     from mergetta.bench.store import Store as Results
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite

@@ -15,7 +15,8 @@ import torch
 from mergetta import Bundle, Expert, TorchRuntime, build_bundle, load_family
 from mergetta.adapters.forward_only.normaliser import Normaliser
 from mergetta.adapters.forward_only.zo_merge import ZOMerge
-from mergetta.bench.protocol import make_expert, target_of
+from mergetta.bench.inputs import target_of
+from mergetta.bench.pools import make_expert
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import load_suite
 from mergetta.data.corruptions import CORRUPTIONS, corrupt

@@ -25,7 +25,10 @@ import torch
 from mergetta import TorchRuntime
 from mergetta.adapters import METHODS, Method
 from mergetta.bench import cost
-from mergetta.bench.protocol import Cell, create, family_of, runtime_of, target_of, with_mirrored
+from mergetta.bench.cells import Cell
+from mergetta.bench.inputs import family_of, target_of
+from mergetta.bench.online import with_mirrored
+from mergetta.bench.protocol import create, runtime_of
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import Suite, load_suite
 from mergetta.bench.tables import ErrorTable, Record, best_rows, error_table

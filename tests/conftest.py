@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))  # tests run on all cores already
 
@@ -13,10 +16,14 @@ from hypothesis import settings
 
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
+from mergetta.device import hub_client
+from mergetta.device.hub_client import HubClient
+from mergetta.device.hub_link import HubLink
 from mergetta.models.family import Family, load_family
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
 from .numpy_runtime import NumpyRuntime
+from .stub_hub import FAMILY, StubHub
 
 torch.set_num_threads(1)
 settings.register_profile("ci", derandomize=True)
@@ -63,3 +70,22 @@ def images() -> np.ndarray:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
+    """Which a client need not wait for."""
+    monkeypatch.setattr(hub_client, "BACKOFF", 0.001)
+    hub = StubHub()
+    yield hub
+    hub.down()
+
+
+@pytest.fixture
+def link(hub: StubHub, tmp_path: Path) -> Callable[..., HubLink]:
+    def make(**options: Any) -> HubLink:
+        options = {"refresh": None, "groups": NumpyRuntime().groups, **options}
+        client = options.pop("client", None) or HubClient(hub.url, retries=0, timeout=2)
+        return HubLink(client, FAMILY, tmp_path / "hub", "camera-7", **options)
+
+    return make

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mergetta import MergettaError
-from mergetta.bench import executors, protocol, runner
+from mergetta.bench import executors, pools, runner
 from mergetta.bench.executors import Executor, ProcessExecutor, RayExecutor, Task, attempt, check_reachable
 from mergetta.bench.runner import ELSEWHERE, Part, run_suite, run_sweep
 from mergetta.bench.suite import Suite, load_suite
@@ -154,7 +154,7 @@ def test_a_failure_is_reported_and_what_builds_on_it_skipped(tmp_path: Path, mon
     def fragile(suite: Suite, method: str, domain: str, *rest: Any) -> Any:
         if domain == "contrast":
             raise RuntimeError("out of luck")
-        return protocol.make_expert(suite, method, domain, *rest)
+        return pools.make_expert(suite, method, domain, *rest)
 
     monkeypatch.setattr(runner, "make_expert", fragile)
     part = Part(small("bn-stats", "zo-merge"), "roid", ["fog", "contrast"], [0])

@@ -313,7 +313,7 @@ class TestFOA:
             )
             np.testing.assert_array_equal(adapter.search.best, candidates[best])
         assert len(candidates) == 28
-        assert adapter.search.evaluations == 56
+        assert adapter.search.steps == 2
 
     def test_needs_prompts(self, vit: Family, images: np.ndarray) -> None:
         runtime = TorchRuntime(vit)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from mergetta import MergettaError
+from mergetta.bench.cells import Cell, members
 from mergetta.bench.executors import Task
 from mergetta.bench.plan import missing_of
-from mergetta.bench.protocol import Cell, members, run_cell
+from mergetta.bench.protocol import run_cell
 from mergetta.bench.report import write_studies
 from mergetta.bench.reproduce import STUDIES, chosen_studies, paper, parts_of, reproduce
 from mergetta.bench.reproduce.ablation import ALL

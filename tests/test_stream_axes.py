@@ -13,20 +13,13 @@ from mergetta import MergettaError, TorchRuntime, create_adapter
 from mergetta.adapters.forward_only.source import Source
 from mergetta.arrays import Array
 from mergetta.bench import protocol
+from mergetta.bench.cells import Cell, members, same_run
+from mergetta.bench.inputs import family_of, target_of
+from mergetta.bench.keys import cell_key, expert_key
+from mergetta.bench.online import online
 from mergetta.bench.plan import missing_of
-from mergetta.bench.protocol import (
-    Cell,
-    cell_key,
-    create,
-    expert_key,
-    family_of,
-    make_expert,
-    members,
-    online,
-    run_cell,
-    same_run,
-    target_of,
-)
+from mergetta.bench.pools import make_expert
+from mergetta.bench.protocol import create, run_cell
 from mergetta.bench.reproduce import facts_of
 from mergetta.bench.reproduce.setting import Setting
 from mergetta.bench.runner import Part, cells_of, run_suite

@@ -1,4 +1,4 @@
-"""Style domains: statistics in the filter bank, AdaIN by hand and in the public files' layout, folders of paintings."""
+"""Style domains: statistics in the filter bank, folders of paintings."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from mergetta import MergettaError
-from mergetta.data.styles import as_planes, load_adain, load_style, style_domains, stylise
-from mergetta.data.styles.adain import AdaIN, decoder, encoder, renormalised
+from mergetta.data.styles import as_planes, load_style, style_domains, stylise
 from mergetta.data.styles.colours import moments, transport
 from mergetta.data.styles.filters import mirrored
 from mergetta.data.styles.patches import Patches, window
@@ -202,82 +200,3 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"")
     with pytest.raises(MergettaError, match="share a name"):
         style_domains(tmp_path)
-
-
-def test_adain_formula_by_hand() -> None:
-    content = torch.tensor([[[[0.0, 2.0], [4.0, 6.0]]]])  # mean 3, unbiased variance 20/3
-    style = torch.tensor([[[[10.0, 30.0]]]])  # mean 20, variance 200
-    gain = ((200 + 1e-5) / (20 / 3 + 1e-5)) ** 0.5
-    expected = [20 + gain * (value - 3) for value in (0, 2, 4, 6)]
-    torch.testing.assert_close(renormalised(content, style).flatten(), torch.tensor(expected))
-
-
-@pytest.fixture(scope="module")
-def networks() -> tuple[torch.nn.Sequential, torch.nn.Sequential]:
-    torch.manual_seed(0)
-    return encoder(), decoder()
-
-
-Networks = tuple[torch.nn.Sequential, torch.nn.Sequential]
-
-
-def test_adain_networks_have_the_public_layout(networks: Networks) -> None:
-    encode, decode = networks
-    weights = [[key for key in network.state_dict() if key.endswith("weight")] for network in networks]
-    assert weights[0] == [f"{i}.weight" for i in (0, 2, 5, 9, 12, 16, 19, 22, 25, 29)]
-    assert weights[1] == [f"{i}.weight" for i in (1, 5, 8, 11, 14, 18, 21, 25, 28)]
-    assert len(encode) == 31
-    with torch.no_grad():
-        features = encode(torch.rand(1, 3, 48, 32))
-        assert features.shape == (1, 512, 6, 4)
-        assert features.min() >= 0  # relu4_1
-        assert decode(features).shape == (1, 3, 48, 32)
-
-
-def test_adain_reads_the_public_files(networks: Networks, tmp_path: Path) -> None:
-    encode, decode = networks
-    files = tmp_path / "vgg_normalised.pth", tmp_path / "decoder.pth"
-    later = {"32.weight": torch.zeros(512, 512, 3, 3), "32.bias": torch.zeros(512)}  # the file goes on to relu5_4
-    torch.save({**encode.state_dict(), **later}, files[0])
-    torch.save(decode.state_dict(), files[1])
-    adain = load_adain(*files)
-    images, style = scenes(2, (27, 21)), painting(32)
-    result = adain(images, style)
-    assert result.shape == images.shape  # features are rounded up to whole cells, the result is cut
-    assert result.dtype == np.uint8
-    np.testing.assert_array_equal(adain(images[1:], style)[0], result[1])
-    with torch.no_grad():
-        plain = decode(encode(torch.from_numpy(as_planes(images))))[:, :, :27, :21].clamp(0, 1) * 255
-    own = adain(images, style, alpha=0.0).transpose(0, 3, 1, 2)
-    assert np.abs(own - plain.numpy()).max() < 0.51
-
-
-def test_adain_files_that_do_not_fit(networks: Networks, tmp_path: Path) -> None:
-    file, good = tmp_path / "weights.pth", tmp_path / "encoder.pth"
-    torch.save(networks[0].state_dict(), good)
-    with pytest.raises(MergettaError, match="Cannot read the checkpoint"):
-        load_adain(good, file)
-    file.write_bytes(b"nothing that torch wrote")
-    with pytest.raises(MergettaError, match="no checkpoint of PyTorch"):
-        load_adain(good, file)
-    torch.save([1, 2], file)
-    with pytest.raises(MergettaError, match="holds no state dict"):
-        load_adain(good, file)
-    state = networks[1].state_dict()
-    state["1.bias"] = torch.zeros(7)
-    state["name"] = state.pop("28.bias")
-    torch.save(state, file)
-    with pytest.raises(MergettaError) as caught:
-        load_adain(good, file)
-    for part in ("1 missing (28.bias)", "1 unexpected (name)", "1.bias (7,) instead of (256,)"):
-        assert part in str(caught.value)
-
-
-def test_adain_bad_input(networks: Networks) -> None:
-    adain = AdaIN(*networks)
-    good = scenes(1), painting()
-    for images, style, alpha in ((good[0][..., :1], good[1], 1), (good[0], good[1][:8], 1), (good[0][0], good[1], 1)):
-        with pytest.raises(MergettaError, match="for AdaIN must be"):
-            adain(images, style, alpha)
-    with pytest.raises(MergettaError, match="alpha"):
-        adain(*good, alpha=2.0)

@@ -136,7 +136,7 @@ def style_folder(tmp_path: Path, paintings: int) -> Path:
 
 @pytest.mark.parametrize(("styles", "initial"), [(10, 0.35), (12, 0.35), (20, 0.15), (3, 0.35)])
 def test_styles(tmp_path: Path, styles: int, initial: float) -> None:
-    from mergetta.bench.protocol import source_of, target_of
+    from mergetta.bench.inputs import source_of, target_of
 
     suite = load_suite("cifar10-styles", folder=style_folder(tmp_path, 20), styles=styles)
     assert len(suite.domains) == styles
@@ -154,7 +154,7 @@ def test_styles(tmp_path: Path, styles: int, initial: float) -> None:
 
 def test_the_source_model_s_place_in_cola_s_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its signature from clean images, where there are any."""
-    from mergetta.bench.protocol import family_of
+    from mergetta.bench.inputs import family_of
 
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -170,7 +170,7 @@ def test_the_source_model_s_place_in_cola_s_pool(tmp_path: Path, monkeypatch: py
 
 
 def test_experts_from_other_images(tmp_path: Path) -> None:
-    from mergetta.bench.protocol import target_of, training_of
+    from mergetta.bench.inputs import target_of, training_of
 
     suite = load_suite("fashion-bn").model_copy(update={"samples": 20, "expert_samples": 30})
     target, training = target_of(suite, "fog"), training_of(suite, "fog")
@@ -180,7 +180,7 @@ def test_experts_from_other_images(tmp_path: Path) -> None:
 
 def test_wrong_severity_or_too_many_samples(tmp_path: Path) -> None:
     suite = load_suite("fashion-bn").model_copy(update={"samples": 10**6})
-    from mergetta.bench.protocol import target_of
+    from mergetta.bench.inputs import target_of
 
     with pytest.raises(MergettaError, match="images per domain"):
         target_of(suite, "fog")

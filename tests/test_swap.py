@@ -9,8 +9,8 @@ from mergetta import Bundle, MergettaError, ZOMerge, build_bundle
 from mergetta.device.governor import ADAPTING, SETTLED, Governor
 
 from .numpy_runtime import NumpyRuntime
+from .stub_hub import make_bundle
 from .test_device import domain
-from .test_hub_client import make_bundle
 
 
 def tiny(basis: list[list[float]], coefficients: list[float], frozen: tuple[str, ...] = ()) -> Bundle:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from mergetta import MergettaError
-from mergetta.bench.protocol import family_of, run_cell, source_of, target_of
+from mergetta.bench.inputs import family_of, source_of, target_of
+from mergetta.bench.protocol import run_cell
 from mergetta.bench.runner import cells_of
 from mergetta.bench.store import Store
 from mergetta.bench.suite import INITIAL, load_suite

@@ -14,7 +14,7 @@ from mergetta.adapters.backprop.expert_training import train_expert
 from mergetta.adapters.forward_only.normaliser import Aligner, Normaliser, Plain
 from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
 from mergetta.adapters.forward_only.zo_merge_plus import HELD, ZOMergePlus
-from mergetta.bench.protocol import clean_images, load_domain
+from mergetta.bench.inputs import clean_images, load_domain
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.export import to_onnx
 from tests.confidence import CLASSES, Confidence, each_in_turn, expert, score

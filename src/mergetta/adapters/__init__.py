@@ -23,6 +23,8 @@ class Method:
     """An option that is measured on clean images, for which it is better off: `source`, `fisher`, `prototypes`."""
     prompts: bool = False
     """Whether it moves prompts, which its runtime must then have (`PromptedRuntime`)."""
+    passes: float = 3
+    """Its cost in forward passes, roughly: a backward pass counts two, a second view what is kept of it."""
 
     @property
     def backprop(self) -> bool:
@@ -47,27 +49,27 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    "source": Method("forward_only.source:Source"),
-    "bn-stats": Method("forward_only.bn_stats:BNStats"),
-    "t3a": Method("forward_only.t3a:T3A"),
-    "lame": Method("forward_only.lame:LAME"),
-    "bn-alpha": Method("forward_only.bn_alpha:BNAlpha"),
-    "adabn": Method("forward_only.adabn:AdaBN"),
-    "zoa": Method("forward_only.zoa:ZOA", needs="source", measured="source"),
-    "foa": Method("forward_only.foa:FOA", needs="source", measured="source", prompts=True),
-    "fozo": Method("forward_only.fozo:FOZO", needs="source", measured="source", prompts=True),
-    "cola": Method("forward_only.cola:CoLA", needs="experts"),
-    "merge": Method("forward_only.merge:Merge", needs="bundle"),
-    "zo-merge": Method("forward_only.zo_merge:ZOMerge", needs="bundle"),
-    "zo-merge-plus": Method("forward_only.zo_merge_plus:ZOMergePlus", needs="experts", measured="source"),
+    "source": Method("forward_only.source:Source", passes=1),
+    "bn-stats": Method("forward_only.bn_stats:BNStats", passes=1),
+    "t3a": Method("forward_only.t3a:T3A", passes=1),
+    "lame": Method("forward_only.lame:LAME", passes=1),
+    "bn-alpha": Method("forward_only.bn_alpha:BNAlpha", passes=1),
+    "adabn": Method("forward_only.adabn:AdaBN", passes=1),
+    "zoa": Method("forward_only.zoa:ZOA", needs="source", measured="source", passes=2),
+    "foa": Method("forward_only.foa:FOA", needs="source", measured="source", prompts=True, passes=28),
+    "fozo": Method("forward_only.fozo:FOZO", needs="source", measured="source", prompts=True, passes=2),
+    "cola": Method("forward_only.cola:CoLA", needs="experts", passes=1),
+    "merge": Method("forward_only.merge:Merge", needs="bundle", passes=1),
+    "zo-merge": Method("forward_only.zo_merge:ZOMerge", needs="bundle", passes=4.5),
+    "zo-merge-plus": Method("forward_only.zo_merge_plus:ZOMergePlus", needs="experts", measured="source", passes=2.8),
     "tent": Method("backprop.tent:Tent"),
-    "deyo": Method("backprop.deyo:DeYO"),
-    "roid": Method("backprop.roid:ROID"),
+    "deyo": Method("backprop.deyo:DeYO", passes=4),
+    "roid": Method("backprop.roid:ROID", passes=5.5),
     "eata": Method("backprop.eata:EATA", measured="fisher"),
-    "sar": Method("backprop.sar:SAR"),
-    "cotta": Method("backprop.cotta:CoTTA"),
-    "rmt": Method("backprop.rmt:RMT", measured="prototypes"),
-    "hybrid": Method("backprop.hybrid:Hybrid", needs="bundle"),
+    "sar": Method("backprop.sar:SAR", passes=6),
+    "cotta": Method("backprop.cotta:CoTTA", passes=36),
+    "rmt": Method("backprop.rmt:RMT", measured="prototypes", passes=9),
+    "hybrid": Method("backprop.hybrid:Hybrid", needs="bundle", passes=10),
     "adamerging": Method("backprop.adamerging:AdaMerging", needs="experts"),
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
+from mergetta.expert import Expert
+from mergetta.groups import check_groups
 from mergetta.runtimes.base import Runtime
 
 
@@ -47,3 +49,12 @@ def part(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def check_family(runtime: Runtime, family: str, what: str) -> None:
     if runtime.family and family and runtime.family != family:
         raise MergettaError(f"{what} belongs to the family {family!r}, but the model is {runtime.family!r}.")
+
+
+def check_pool(runtime: Runtime, experts: Sequence[Expert], method: str) -> None:
+    """Raise unless there are experts, all of the model's family and with its groups."""
+    if not experts:
+        raise MergettaError(f"{method} needs at least one expert.")
+    for expert in experts:
+        check_family(runtime, expert.family, f"The expert {expert.domain!r}")
+        check_groups(expert.groups, runtime.groups, f"The expert {expert.domain!r}")

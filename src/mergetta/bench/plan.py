@@ -10,36 +10,14 @@ from pathlib import Path
 import torch
 
 from mergetta.adapters import find_method
-from mergetta.bench.protocol import Cell, cell_key, family_of, same_run, source_of, target_of
+from mergetta.bench.cells import Cell, same_run
+from mergetta.bench.inputs import family_of, source_of, target_of
+from mergetta.bench.keys import cell_key
 from mergetta.bench.runner import Origin, Part, cells_of, experts_of
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite
 from mergetta.errors import MergettaError
 from mergetta.runtimes.torch_runtime import TorchRuntime
-
-PASSES = {
-    "source": 1,
-    "bn-stats": 1,
-    "t3a": 1,
-    "cola": 1,
-    "merge": 1,
-    "zo-merge": 4.5,
-    "tent": 3,
-    "deyo": 4,
-    "roid": 5.5,
-    "lame": 1,
-    "bn-alpha": 1,
-    "adabn": 1,
-    "zoa": 2,
-    "fozo": 2,
-    "foa": 28,
-    "sar": 6,
-    "cotta": 36,
-    "rmt": 9,
-    "hybrid": 10,
-    "zo-merge-plus": 2.8,
-}
-"""Cost of each adapter in forward passes, roughly: a backward pass counts two, a second view what is kept of it."""
 
 
 @dataclass
@@ -95,11 +73,11 @@ class Missing:
     def core_hours(self, suite: Suite, domain: str) -> float:
         """What it costs, by the time of a forward pass on a domain of a suite; in small batches it is longer."""
         methods = [(suite.methods[cell.method], suite.first or suite.samples) for suite, cell in self.cells.values()]
-        cells = sum((cost_of(method.adapter) + bool(method.mirror)) * samples for method, samples in methods)
+        cells = sum((find_method(method.adapter).passes + bool(method.mirror)) * samples for method, samples in methods)
         made = [
             (origin.method, origin.suite.expert_samples or origin.suite.samples) for origin in self.experts.values()
         ]
-        experts = sum(cost_of(method) * samples for method, samples in made)
+        experts = sum(find_method(method).passes * samples for method, samples in made)
         slow, fast = (seconds_per_image(suite, domain, n) for n in (suite.batch_size, suite.training_batch_size))
         return (cells * slow + experts * fast) / 3600
 
@@ -119,10 +97,6 @@ def missing_of(parts: Sequence[Part], cache: Path) -> Missing:
         if own:
             missing.cells.pop(cell_key(origin.suite, own), None)
     return missing
-
-
-def cost_of(adapter: str) -> float:
-    return PASSES.get(adapter, 3)
 
 
 def seconds_per_image(suite: Suite, domain: str, batch_size: int) -> float:

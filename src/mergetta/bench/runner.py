@@ -8,8 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mergetta.bench.cells import Cell, members
 from mergetta.bench.executors import Executor, ProcessExecutor, Task
-from mergetta.bench.protocol import Cell, cell_key, expert_key, make_expert, members, run_cell, stored
+from mergetta.bench.keys import cell_key, expert_key
+from mergetta.bench.pools import make_expert
+from mergetta.bench.protocol import run_cell, stored
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite
 from mergetta.errors import MergettaError

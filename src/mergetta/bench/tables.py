@@ -94,15 +94,6 @@ def emphasised(row: Sequence[Number]) -> list[str]:
     return [f"[bold green]{value}[/]" if i in best else str(value) for i, value in enumerate(row)]
 
 
-def markdown_table(table: ErrorTable) -> str:
-    lines = ["| error, % | " + " | ".join(table.methods) + " |", "|---|" + "---:|" * len(table.methods)]
-    for domain in table.domains:
-        cells = [str(table.cells[domain, method]) for method in table.methods]
-        lines.append(f"| {domain.replace('_', ' ')} | " + " | ".join(cells) + " |")
-    lines.append("| **average** | " + " | ".join(f"**{table.average[method]}**" for method in table.methods) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def settings_of(suite: Suite, expert: str, seeds: Sequence[int]) -> dict[str, Any]:
     """What a reader must know to compare or repeat the numbers."""
     return {**suite.model_dump(mode="json"), "folds": suite.fold_count, "expert": expert, "seeds": list(seeds)}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.data.frost_textures import WITH_TEXTURES, find_textures, made_with_textures, textures_digest
+from mergetta.data.frost_textures import corrupted_by, find_textures, textures_digest
 from mergetta.data.images import check_samples, checked_labels, corrupt_settings, load_labelled_npz
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
@@ -47,9 +47,7 @@ class CifarC:
     def description(self) -> str:
         if self.files and self.settings is None:
             return f"CIFAR-{self.classes}-C as published"
-        made = self.settings and f" {self.settings['mergetta']}, seed {self.settings['seed']}"
-        textures = WITH_TEXTURES if self.frost or made_with_textures(self.settings) else ""
-        return f"CIFAR-{self.classes} test corrupted by mergetta{made or ''}{textures}"
+        return f"CIFAR-{self.classes} test {corrupted_by(self.settings, self.frost)}"
 
     @property
     def corruptions(self) -> list[str]:

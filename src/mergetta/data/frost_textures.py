@@ -16,8 +16,6 @@ FOLDER = "frost"
 NAMES = ("frost1", "frost2", "frost3", "frost4", "frost5")
 SUFFIXES = (".png", ".jpg", ".jpeg")
 DRAWN = "drawn"
-WITH_TEXTURES = " with the published frost textures"
-"""What a description says of images that were made with them."""
 
 
 def find_textures(folder: Path) -> Path | None:
@@ -45,9 +43,13 @@ def textures_digest(folder: Path | None) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in texture_files(folder))).hexdigest()[:16]
 
 
-def made_with_textures(settings: dict[str, Any] | None) -> bool:
-    """Whether `mergetta corrupt` says so in the settings that it keeps beside a set."""
-    return settings is not None and settings.get("frost", DRAWN) != DRAWN
+def corrupted_by(settings: dict[str, Any] | None, folder: Path | None) -> str:
+    """What a description says of images that are not as published: made by `mergetta corrupt`, which keeps its
+    settings beside a set, or corrupted as they are read, frost with the textures in the folder.
+    """
+    made = f" {settings['mergetta']}, seed {settings['seed']}" if settings else ""
+    published = folder is not None or (settings is not None and settings.get("frost", DRAWN) != DRAWN)
+    return f"corrupted by mergetta{made}{' with the published frost textures' if published else ''}"
 
 
 def read_textures(folder: Path, channels: int) -> list[NDArray[np.uint8]]:

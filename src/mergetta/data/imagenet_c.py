@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mergetta.data.frost_textures import WITH_TEXTURES, find_textures, made_with_textures, textures_digest
+from mergetta.data.frost_textures import corrupted_by, find_textures, textures_digest
 from mergetta.data.images import SUFFIXES, check_samples, corrupt_settings
 from mergetta.data.lazy import Corrupted, ImageFiles, Interpolation, JpegArchive, Subset
 from mergetta.data.streams import Domain, Images
@@ -75,10 +75,8 @@ class ImagenetC:
         if self.corrupted and self.settings is None:
             text = "ImageNet-C as published"
         else:
-            made = self.settings and f" {self.settings['mergetta']}, seed {self.settings['seed']}"
             part = f" ({ARCHIVE})" if self.archive and not self.corrupted else ""
-            textures = WITH_TEXTURES if self.frost or made_with_textures(self.settings) else ""
-            text = f"ImageNet validation{part} corrupted by mergetta{made or ''}{textures}"
+            text = f"ImageNet validation{part} {corrupted_by(self.settings, self.frost)}"
         if self.subset is None:
             return text
         owner = "RobustBench " if self.subset.name == ROBUSTBENCH else ""

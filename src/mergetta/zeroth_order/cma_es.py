@@ -2,79 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
-from mergetta.zeroth_order.optimisers import Optimiser
+from mergetta.seeds import generator
 
 LARGE = 1000
 """From this many dimensions on, the full matrix costs hundreds of megabytes; its diagonal learns faster, too."""
 
 
-class CMAES(Optimiser):
-    """`point` is the mean of the population: what is left of a noisy loss when it is averaged.
+class CMAES:
+    """Ask for the points of a generation, tell their losses.
 
-    With `best`, the best point of each generation (that one, at first) takes the place of one sample of the next, where
-    it is evaluated again.
+    The best point of each generation (`best`, at first) takes the place of one sample of the next, where it is
+    evaluated again: a loss that changes from batch to batch is fair to it. Random numbers come from (seed, step).
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("point", "best")
-
-    def __init__(
-        self,
-        point: Vector,
-        seed: int = 0,
-        sigma: float = 1.0,
-        population: int | None = None,
-        best: Vector | None = None,
-        diagonal: bool | None = None,
-    ) -> None:
-        """`population` is 4 + 3 ln d unless given; `diagonal` (a SepCMA) is chosen from 1,000 dimensions on."""
-        super().__init__(point, seed)
+    def __init__(self, point: Vector, seed: int, sigma: float, population: int, best: Vector) -> None:
+        """The search starts around `point`, with a standard deviation of `sigma`."""
         try:
             import cmaes
         except ModuleNotFoundError as error:
             raise MergettaError("CMA-ES needs the package cmaes: install mergetta[peers].") from error
-        if not sigma > 0 or (population is not None and population < 2):
+        if not sigma > 0 or population < 2:
             raise MergettaError(f"sigma must be positive and population at least 2, not {sigma} and {population}.")
-        if diagonal is None:
-            diagonal = self.point.size >= LARGE
-        kind = cmaes.SepCMA if diagonal and self.point.size > 1 else cmaes.CMA
-        self._search: Any = kind(self.point.copy(), sigma, population_size=population)
-        self.injects = best is not None
-        self.best = self.point.copy() if best is None else np.array(best, dtype=np.float64)
+        self.seed, self.steps = seed, 0
+        self.best = np.array(best, dtype=np.float64)
+        kind = cmaes.SepCMA if point.size >= LARGE else cmaes.CMA
+        self._search: Any = kind(np.array(point, dtype=np.float64), sigma, population_size=population)
+        self._asked: np.ndarray | None = None
 
-    def _ask(self) -> np.ndarray:
-        self._search.reseed_rng(int(self.random("population").integers(2**32)))
-        points = [self._search.ask() for _ in range(self._search.population_size - self.injects)]
-        return np.stack([*points, self.best] if self.injects else points)
+    def ask(self) -> np.ndarray:
+        """Points whose losses are wanted, (population, d); the same ones until they are told."""
+        if self._asked is None:
+            random = generator(self.seed, self.steps, "population")
+            self._search.reseed_rng(int(random.integers(2**32)))
+            points = [self._search.ask() for _ in range(self._search.population_size - 1)]
+            self._asked = np.stack([*points, self.best])
+        return self._asked.copy()
 
-    def _tell(self, asked: np.ndarray, losses: Vector) -> None:
-        if not np.isfinite(losses).any():
+    def tell(self, losses: Sequence[float] | Vector) -> None:
+        """The losses of the points asked for, in order; where none is finite, the search stays as it is."""
+        asked, values = self.ask(), np.array(losses, dtype=np.float64)
+        values = np.where(np.isfinite(values), values, np.inf)
+        self._asked = None
+        self.steps += 1
+        if not np.isfinite(values).any():
             return
-        self.best = asked[np.argmin(losses)].copy()
-        self._search.tell(list(zip(asked, losses.tolist(), strict=True)))
+        self.best = asked[np.argmin(values)].copy()
+        self._search.tell(list(zip(asked, values.tolist(), strict=True)))
         # The package keeps one half of the symmetric matrix in its state: what a reloaded search would go on with.
         self._search.__setstate__(self._search.__getstate__())
-        self.point = self._search.mean.copy()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **{f"cma/{name}": np.array(value) for name, value in self._changing().items()}}
+        search = {f"cma/{name}": np.array(value) for name, value in self._changing().items()}
+        return {"steps": self.steps, "best": self.best.copy(), **search}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        loaded: dict[str, Any] = {}
-        for name, value in self._changing().items():
-            stored = np.array(state.get(f"cma/{name}", np.nan))
+        """Continue from `state_dict()` exactly; a state that does not fit changes nothing."""
+        for name, value in self.state_dict().items():
+            stored = np.array(state.get(name, np.nan))
             if stored.shape != np.shape(value) or not np.isfinite(stored).all():
                 raise MergettaError("This state does not fit the CMA-ES search.")
+        loaded: dict[str, Any] = {}
+        for name, value in self._changing().items():
+            stored = np.array(state[f"cma/{name}"])
             loaded[name] = stored if stored.ndim else type(value)(stored)
-        super().load_state_dict(state)
         derived = {name: None for name in ("_B", "_D") if hasattr(self._search, name)}
         self._search.__setstate__({**self._search.__getstate__(), **loaded, **derived})
+        self.steps, self.best = int(state["steps"]), np.array(state["best"], dtype=np.float64)
+        self._asked = None
 
     def _changing(self) -> dict[str, Any]:
         """What a generation changes in the package's search."""

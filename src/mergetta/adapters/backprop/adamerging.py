@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mergetta.adapters.backprop.base import BackpropAdapter
-from mergetta.adapters.base import check_family
+from mergetta.adapters.base import check_pool
 from mergetta.arrays import beside
-from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import check_groups, learnable
+from mergetta.groups import learnable
 from mergetta.losses import Entropy
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
@@ -27,11 +26,7 @@ class AdaMerging(BackpropAdapter):
     """
 
     def __init__(self, runtime: TorchRuntime, experts: Sequence[Expert], initial: float = 0.3, **options: Any) -> None:
-        if not experts:
-            raise MergettaError("AdaMerging needs at least one expert.")
-        for expert in experts:
-            check_family(runtime, expert.family, f"The expert {expert.domain!r}")
-            check_groups(expert.groups, runtime.groups, f"The expert {expert.domain!r}")
+        check_pool(runtime, experts, "AdaMerging")
         self.initial = initial
         self.tasks = {
             name: np.stack([expert.groups[name] - runtime.groups[name] for expert in experts])

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.adapters.base import Adapter, check_family, entry
+from mergetta.adapters.base import Adapter, check_pool, entry
 from mergetta.arrays import Array, to_numpy
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import Vector, check_groups, has_batch_norm, learnable
+from mergetta.groups import Vector, has_batch_norm, learnable
 from mergetta.runtimes.base import Runtime
 from mergetta.streams.shift import distance
 
@@ -32,11 +32,8 @@ class CoLA(Adapter):
         shift_threshold: float | None = None,
     ) -> None:
         super().__init__(runtime)
-        if not experts:
-            raise MergettaError("CoLA needs at least one expert.")
+        check_pool(runtime, experts, "CoLA")
         for expert in experts:
-            check_family(runtime, expert.family, f"The expert {expert.domain!r}")
-            check_groups(expert.groups, runtime.groups, f"The expert {expert.domain!r}")
             if expert.signature is None:
                 raise MergettaError(f"The expert {expert.domain!r} has no signature, which CoLA needs.")
             if experts[0].signature is not None and expert.signature.shape != experts[0].signature.shape:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from mergetta.bench.cost import peak_memory, some_images
 from mergetta.bench.figures import drawing
-from mergetta.bench.protocol import family_of
+from mergetta.bench.inputs import family_of
 from mergetta.bench.reproduce.setting import Records, Setting
 from mergetta.bench.runner import Part
 from mergetta.bench.sheets import Drawing, Row, Sheet

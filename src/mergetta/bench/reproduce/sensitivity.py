@@ -8,8 +8,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from mergetta.bench.cells import DEVICES
 from mergetta.bench.figures import rendered
-from mergetta.bench.protocol import DEVICES
 from mergetta.bench.reproduce.setting import Records, Setting, averages
 from mergetta.bench.runner import Part
 from mergetta.bench.sheets import Drawing, Row, Sheet

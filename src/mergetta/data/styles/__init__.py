@@ -1,12 +1,9 @@
 """Style domains: clean images in the styles of paintings, one domain per painting.
 
-`stylise` needs neither torch nor a download; `load_adain` is Stylized-ImageNet's own recipe, with its public weights.
+`stylise` needs neither torch nor a download.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +12,7 @@ from mergetta.data.styles.filters import stylised
 from mergetta.data.styles.folder import load_style, style_domains
 from mergetta.errors import MergettaError
 
-if TYPE_CHECKING:
-    from mergetta.data.styles.adain import AdaIN
-
-__all__ = ["load_adain", "load_style", "style_domains", "stylise"]
+__all__ = ["load_style", "style_domains", "stylise"]
 CHUNK = 400_000  # pixel values at a time: bounds the memory, and what is worked on stays near the processor
 SMALLEST_SIZE = 8
 GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -46,15 +40,6 @@ def stylise(images: NDArray[np.uint8], style: NDArray[np.uint8], strength: float
         mixed = planes + np.float32(strength) * (stylised(planes, painting) - planes)
         result[start : start + chunk] = np.rint(np.clip(mixed, 0, 1) * 255).transpose(0, 2, 3, 1)
     return result
-
-
-def load_adain(encoder_file: str | Path, decoder_file: str | Path, device: str = "cpu") -> AdaIN:
-    """AdaIN from the public files `vgg_normalised.pth` and `decoder.pth`; call it with (images, style, alpha)."""
-    try:
-        from mergetta.data.styles.adain import AdaIN
-    except ModuleNotFoundError as error:
-        raise MergettaError("AdaIN needs PyTorch: install mergetta[torch].") from error
-    return AdaIN.load(encoder_file, decoder_file, device)
 
 
 def check(images: NDArray[np.uint8], style: NDArray[np.uint8], strength: float) -> None:

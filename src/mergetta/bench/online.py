@@ -1,0 +1,109 @@
+"""One pass over a target: each batch is predicted as it comes, and its errors are counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mergetta.adapters import find_method
+from mergetta.adapters.backprop.base import BackpropAdapter
+from mergetta.adapters.base import Adapter
+from mergetta.arrays import Array
+from mergetta.bench.cells import Cell
+from mergetta.bench.inputs import source_of, target_of
+from mergetta.bench.suite import Suite
+from mergetta.bundle import Bundle
+from mergetta.losses.probabilities import softmax
+from mergetta.runtimes.onnx_runtime import OnnxRuntime
+from mergetta.runtimes.torch_runtime import TorchRuntime
+
+PORTION = 32
+"""Images that an entry of `wrong` and `sizes` in a record counts at least: smaller batches are counted together."""
+
+
+def online(
+    suite: Suite,
+    cell: Cell,
+    adapter: Adapter,
+    runtime: TorchRuntime | OnnxRuntime,
+    after: Callable[[Array], None] = lambda images: None,
+) -> dict[str, Any]:
+    """The record of one pass over the target: each batch predicted as it comes. `after` sees each batch, untimed."""
+    wrong: list[int] = []
+    sizes: list[int] = []
+    seconds = 0.0
+    runtime.forwarded = 0
+    skipped = getattr(adapter, "skipped", 0)
+    for images, labels in target_of(suite, cell.domain).stream(cell.seed, suite.batch_size, suite.order):
+        start = time.perf_counter()
+        logits = adapter.predict(images)
+        if suite.methods[cell.method].mirror:
+            logits = with_mirrored(logits, images, adapter, runtime)
+        seconds += time.perf_counter() - start
+        after(images)
+        wrong.append(int(np.count_nonzero(np.argmax(logits, axis=1) != labels)))
+        sizes.append(len(labels))
+        if suite.first and sum(sizes) >= suite.first:
+            break
+    samples = sum(sizes)
+    wrong, sizes = in_portions(wrong, sizes)
+    record: dict[str, Any] = {
+        "expert": cell.expert,
+        "domain": cell.domain,
+        "seed": cell.seed,
+        "error": 100 * sum(wrong) / samples,
+        "samples": samples,
+        "seconds": seconds,
+        "family": runtime.family,
+        "severity": suite.severity,
+        "data": source_of(suite).description,
+        "batch_size": suite.batch_size,
+        "order": suite.order,
+        "visit": None if cell.before is None else len(cell.before) + 1,
+        "forwards": runtime.forwarded / samples,
+        "backprop": find_method(suite.methods[cell.method].adapter).backprop,
+        "wrong": wrong,
+        "sizes": sizes,
+        "skipped": getattr(adapter, "skipped", 0) - skipped,
+        "settings": suite.methods[cell.method].model_dump(),
+        "suite": suite.name,
+        "method": cell.method,
+    }
+    bundle = getattr(adapter, "bundle", None)
+    if isinstance(bundle, Bundle):
+        record["dimension"] = bundle.dimension
+        record["ranks"] = {name: len(w) if name in bundle.moving else 0 for name, w in bundle.coefficients.items()}
+    return record
+
+
+def with_mirrored(logits: Array, images: Array, adapter: Adapter, runtime: TorchRuntime | OnnxRuntime) -> np.ndarray:
+    """Mean probabilities of a batch and its mirror image.
+
+    Back-propagation learns from the former only, and sees the latter after that step.
+    """
+    mirrored = np.ascontiguousarray(images[:, :, :, ::-1])
+    if isinstance(adapter, BackpropAdapter):
+        second = adapter.returned(torch.from_numpy(runtime(mirrored, adapter.groups).logits)).numpy()
+    else:
+        second = adapter.predict(mirrored)
+    return np.asarray(np.log(softmax(logits) / 2 + softmax(second) / 2 + 1e-12))
+
+
+def in_portions(wrong: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Errors and images per batch, consecutive batches counted together until they have `PORTION` images: a record of
+    single images is not longer than one of batches. The last portion may be smaller.
+
+    >>> in_portions([1, 0, 1, 1], [16, 16, 16, 16])
+    ([1, 2], [32, 32])
+    """
+    portions: list[tuple[int, int]] = []
+    for errors, images in zip(wrong, sizes, strict=True):
+        if portions and portions[-1][1] < PORTION:
+            portions[-1] = portions[-1][0] + errors, portions[-1][1] + images
+        else:
+            portions.append((errors, images))
+    return [errors for errors, _ in portions], [images for _, images in portions]

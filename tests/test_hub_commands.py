@@ -1,0 +1,72 @@
+"""`adapt`, `build` and `run` with a hub."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from mergetta import Expert, build_bundle
+from mergetta.family_file import FamilyFile
+
+from .numpy_runtime import NumpyRuntime
+from .stub_hub import KEY, PUBLIC, StubHub, id_of, make_bundle
+from .test_cli import mergetta
+from .test_device import CLASSES
+
+
+class TestCommands:
+    def test_adapt_and_build(self, hub: StubHub, tmp_path: Path) -> None:
+        np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).integers(0, 256, (20, 28, 28), dtype=np.uint8))
+        adapt = ["adapt", "x.npz", "--out", "e.safetensors", "--hub", hub.url, "--token", "abc"]
+        result = mergetta(*adapt, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        expert = Expert.load(tmp_path / "e.safetensors")
+        assert list(hub.experts.values()) == [expert.to_bytes()]
+        assert FamilyFile.from_bytes(hub.families[expert.family]).family == expert.family
+        assert hub.tokens == {"Bearer abc"}
+        assert "active" in result.stdout
+
+        bundle = build_bundle(FamilyFile.from_bytes(hub.families[expert.family]).base, [expert], family=expert.family)
+        hub.offer(bundle)
+        result = mergetta("build", "--hub", hub.url, "--out", "b.safetensors", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert (tmp_path / "b.safetensors").read_bytes() == bundle.to_bytes()
+        assert id_of(bundle)[:12] in result.stdout
+        refused = mergetta("build", "e.safetensors", "--hub", hub.url, "--out", "b.safetensors", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "either expert files or --hub" in " ".join(refused.stderr.split())
+
+    def test_run(self, hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Model(NumpyRuntime):
+            metadata: ClassVar = {"classes": CLASSES, "channels": 1, "size": 6}
+
+            def __init__(self, path: Path, threads: int | None) -> None:
+                super().__init__()
+
+        monkeypatch.setattr("mergetta.runtimes.onnx_runtime.OnnxRuntime", Model)
+        np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).integers(0, 256, (20, 6, 6), dtype=np.uint8))
+        hub.bundle = make_bundle().to_bytes()
+        hub.signature = base64.b64encode(KEY.sign(hub.bundle)).decode()
+        signed = ["--verify-key", base64.b64encode(PUBLIC).decode()]
+        run = ["run", "--model", "m.onnx", "--images", "x.npz", "--batch-size", 5]
+        options = ["--state", "s", "--device", "door", "--exclude", "fog", "--exclude-own", "--json"]
+        result = mergetta(*run, "--hub", hub.url, *signed, *options, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["bundle"] == id_of(make_bundle())
+        assert [(report["device"], report["images"]) for report in hub.reports] == [("door", 20)]
+        assert "bundle?exclude=fog&exclude_own=true" in hub.requests[0][1]
+        assert (tmp_path / "mergetta-hub" / "reports.jsonl").read_bytes() == b""
+
+        for wrong in (run, [*run, "--hub", hub.url, "--bundle", "b.safetensors"]):
+            result = mergetta(*wrong, cwd=tmp_path)
+            assert result.returncode == 2
+            assert "Give one of --bundle, --hub and --experts" in " ".join(result.stderr.split())
+        hub.signature = None
+        result = mergetta(*run, "--hub", hub.url, *signed, "--hub-folder", "new", cwd=tmp_path)
+        assert result.returncode == 2
+        assert "is not signed" in " ".join(result.stderr.split())
