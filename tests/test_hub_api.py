@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mergetta import Bundle, Expert, build_bundle
 from mergetta.hub.app import create_app
 from mergetta.hub.limits import Gate
 from mergetta.hub.records import Variant
-from mergetta.hub.settings import HubSettings
+from mergetta.hub.settings import HubSettings, Recipe
 from mergetta.hub.signing import Signer
 
 from .hub_parts import BASE, FAMILY, SHARED, expert_of, family_file, honest, task_vector
@@ -95,6 +96,10 @@ def assert_same_merge(found: Bundle, experts: list[Expert]) -> None:
     assert {n: len(v) for n, v in found.basis.items()} == {n: len(v) for n, v in wanted.basis.items()}
     for name, vector in wanted.merge().items():
         np.testing.assert_allclose(found.merge()[name], vector, atol=1e-5)
+    assert found.members is not None and wanted.members is not None
+    assert found.members.names == wanted.members.names
+    for name, tasks in wanted.member_tasks.items():
+        np.testing.assert_allclose(found.member_tasks[name], tasks, atol=1e-4)
     assert found.frozen == wanted.frozen
     assert found.family == FAMILY
 
@@ -145,6 +150,44 @@ class TestTheWayOfAnExpert:
         pool.secrets["consume"] = pool.secrets["admin"]
         assert_same_merge(pool.bundle(exclude_own=True), [honest(seed) for seed in range(6)])
         pool.secrets["consume"] = secret
+
+    def test_members_count_experts_and_tokens(self, fleet: Fleet) -> None:
+        """40 experts of one domain by one token, one by another: clusters stand for all of them, and say of whom."""
+        fleet.register()
+        for seed in range(40):
+            fleet.upload(honest(seed, "fog"))
+        fleet.upload(honest(40, "fog"), "admin")
+        fleet.settle()
+
+        def counted(**query: Any) -> tuple[int, list[int]]:
+            members = fleet.bundle(**query).members
+            assert members is not None and len(members.names) == 16
+            return int(members.experts.sum()), sorted(set(members.contributors.tolist()))
+
+        assert counted() in ((41, [1, 2]), (41, [1]))
+        listed = fleet.call("GET", f"{BUNDLE}/summary").json()["summary"]["members"]
+        assert sum(each["experts"] for each in listed) == 41 and {each["member"] for each in listed} == {"fog"}
+        fleet.secrets["consume"] = fleet.secrets["admin"]
+        assert counted(exclude_own=True) == (40, [1])
+
+    def test_members_can_be_left_to_the_paper(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, recipe=Recipe(members=0))
+        with fleet.client:
+            fleet.register()
+            fleet.upload(honest(0))
+            fleet.settle()
+            assert fleet.bundle().members is None
+            assert fleet.call("GET", f"{BUNDLE}/summary").json()["summary"]["members"] == []
+
+    def test_experts_with_odd_moments_stop_no_build(self, pool: Fleet) -> None:
+        for i, signature in enumerate((None, np.ones((2, 5)), np.stack([np.full(3, 1e6), np.zeros(3)]))):
+            pool.upload(replace(honest(20 + i), signature=signature))
+        pool.upload(replace(honest(30), features=np.ones((2, 4))))
+        pool.settle()
+        found = pool.bundle()
+        assert found.settings["experts"] == 10
+        assert found.members is not None and found.members.signatures is not None
+        assert found.members.signatures.shape == (10, 2, 3) and found.members.features is None
 
     def test_leaving_everything_out(self, pool: Fleet) -> None:
         query = {"exclude": [f"domain-{seed}" for seed in range(6)]}
