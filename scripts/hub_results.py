@@ -262,7 +262,8 @@ def scale(most: str = "10000") -> None:
         own = np.random.default_rng(seed + 1)
         task = 0.01 * (directions[seed % 15] + directions.mean(0) + 0.5 * own.normal(size=(50, 768)))
         groups = {name: base[name] + task[i] for i, name in enumerate(base)}
-        return Expert(groups, "vit", f"domain-{seed % 15}", None, {"method": "roid", "samples": 4000}).to_bytes()
+        provenance = {"method": "roid", "samples": 4000}
+        return Expert(groups, "vit", f"domain-{seed % 15}", provenance=provenance).to_bytes()
 
     with tempfile.TemporaryDirectory() as folder:
         settings = HubSettings.in_folder(Path(folder))

@@ -76,7 +76,18 @@ def test_from_images_to_bundle(experts: list[Path], tmp_path: Path) -> None:
     assert f"2 experts in {bundle.dimension} coefficients" in result.stdout
     shown = json.loads(mergetta("inspect", out, "--json").stdout)
     assert shown["dimension"] == bundle.dimension
+    assert shown["members"] == [{"member": f"site{i}", "experts": 1, "contributors": 1} for i in range(2)]
+    assert "contributors" in mergetta("inspect", out).stdout
     assert mergetta("inspect", experts[0]).returncode == 0
+
+
+@pytest.mark.parametrize(("most", "found"), [(1, ["site0 and others"]), (0, [])])
+def test_fewer_members(experts: list[Path], tmp_path: Path, most: int, found: list[str]) -> None:
+    out = tmp_path / "bundle.safetensors"
+    assert mergetta("build", *experts, "--out", out, "--members", most).returncode == 0
+    shown = json.loads(mergetta("inspect", out, "--json").stdout)
+    assert [each["member"] for each in shown["members"]] == found
+    assert ("contributors" in mergetta("inspect", out).stdout) == bool(found)
 
 
 def test_embedded_images_by_name(tmp_path: Path) -> None:

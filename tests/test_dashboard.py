@@ -437,6 +437,7 @@ def test_an_accepted_expert_becomes_part_of_the_bundle(page: Any, running: Runni
     eventually(lambda: running.store.history(FAMILY)[-1].experts == merged + 1)
     page.click("nav a[data-section=bundle]")
     page.wait_for_selector(f"#bundle-tiles dd:text-is('{merged + 1}')")
+    page.wait_for_selector("#member-table td:text-is('night_shift')")
     accepted = next(expert for expert in running.store.experts(FAMILY) if expert.domain == "night_shift")
     assert accepted.decided and "accepted by the admin" in accepted.reason
     assert not page.complaints

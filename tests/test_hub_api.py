@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from fastapi.testclient import TestClient
 
 from mergetta import Bundle, Expert, build_bundle
 from mergetta.hub.app import create_app
+from mergetta.hub.builder import Builder
 from mergetta.hub.limits import Gate
 from mergetta.hub.records import Variant
-from mergetta.hub.settings import HubSettings
+from mergetta.hub.settings import HubSettings, Recipe
 from mergetta.hub.signing import Signer
 
 from .hub_parts import BASE, FAMILY, SHARED, expert_of, family_file, honest, task_vector
@@ -95,6 +97,10 @@ def assert_same_merge(found: Bundle, experts: list[Expert]) -> None:
     assert {n: len(v) for n, v in found.basis.items()} == {n: len(v) for n, v in wanted.basis.items()}
     for name, vector in wanted.merge().items():
         np.testing.assert_allclose(found.merge()[name], vector, atol=1e-5)
+    assert found.members is not None and wanted.members is not None
+    assert found.members.names == wanted.members.names
+    for name, tasks in wanted.member_tasks.items():
+        np.testing.assert_allclose(found.member_tasks[name], tasks, atol=1e-4)
     assert found.frozen == wanted.frozen
     assert found.family == FAMILY
 
@@ -145,6 +151,55 @@ class TestTheWayOfAnExpert:
         pool.secrets["consume"] = pool.secrets["admin"]
         assert_same_merge(pool.bundle(exclude_own=True), [honest(seed) for seed in range(6)])
         pool.secrets["consume"] = secret
+
+    def test_members_count_experts_and_tokens(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, recipe=Recipe(members=1))
+        with fleet.client:
+            fleet.register()
+            for seed in range(6):
+                fleet.upload(honest(seed, "fog"))
+            fleet.upload(honest(6, "snow"), "admin")
+            fleet.settle()
+            listed = fleet.call("GET", f"{BUNDLE}/summary").json()["summary"]["members"]
+            assert listed == [{"member": "fog and others", "experts": 7, "contributors": 2}]
+            fleet.secrets["consume"] = fleet.secrets["admin"]
+            for query in ({"exclude_own": True}, {"exclude": "snow"}):
+                members = fleet.bundle(**query).members
+                assert members is not None
+                assert members.listed() == [{"member": "fog", "experts": 6, "contributors": 1}]
+
+    def test_what_a_giant_leaves_behind_is_swept(self, tmp_path: Path) -> None:
+        """Rounding in the sums, when it has retired: scatter matrices and clusters are filled anew."""
+        fleet = Fleet(tmp_path, screen=False)
+        with fleet.client:
+            fleet.register()
+            giant = fleet.upload(expert_of(np.full(SHARED.size, 9e3)))["id"]
+            for seed in range(20):
+                fleet.upload(honest(seed))
+            fleet.settle()
+            assert fleet.call("POST", f"/v1/experts/{giant}/state", json={"state": "retired"}).status_code == 200
+            fleet.settle()
+            assert_same_merge(fleet.bundle(), [honest(seed) for seed in range(20)])
+            assert 0 < fleet.app.state.hub.builder._held[FAMILY].pool.drift < 1e-12
+
+    def test_members_can_be_left_to_the_paper(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, recipe=Recipe(members=0))
+        with fleet.client:
+            fleet.register()
+            fleet.upload(honest(0))
+            fleet.settle()
+            assert fleet.bundle().members is None
+            assert fleet.call("GET", f"{BUNDLE}/summary").json()["summary"]["members"] == []
+
+    def test_experts_with_odd_moments_stop_no_build(self, pool: Fleet) -> None:
+        for i, signature in enumerate((None, np.ones((2, 5)), np.stack([np.full(3, 1e6), np.zeros(3)]))):
+            pool.upload(replace(honest(20 + i), signature=signature))
+        pool.upload(replace(honest(30), features=np.ones((2, 4))))
+        pool.settle()
+        found = pool.bundle()
+        assert found.settings["experts"] == 10
+        assert found.members is not None and found.members.signatures is not None
+        assert found.members.signatures.shape == (10, 2, 3) and found.members.features is None
 
     def test_leaving_everything_out(self, pool: Fleet) -> None:
         query = {"exclude": [f"domain-{seed}" for seed in range(6)]}
@@ -469,6 +524,20 @@ class TestOperation:
                 time.sleep(0.05)
             found = Bundle.from_bytes(client.get(BUNDLE, headers=headers).content)
         assert_same_merge(found, [*(honest(seed) for seed in range(6)), honest(40)])
+
+    def test_a_restart_finds_the_same_clusters(self, pool: Fleet, tmp_path: Path) -> None:
+        for seed in range(6, 40):
+            pool.upload(honest(seed))
+        pool.settle()
+        before = pool.bundle()
+        assert_same_merge(before, [honest(seed) for seed in range(40)])
+        builder = Builder(pool.store, HubSettings.in_folder(tmp_path))
+        held = builder._catch_up(pool.store.family(FAMILY))
+        again, _ = builder._make(held, pool.store.family(FAMILY).generation, [])
+        assert again.members is not None and before.members is not None
+        assert again.members.listed() == before.members.listed()
+        for name, tasks in before.member_tasks.items():
+            np.testing.assert_allclose(again.member_tasks[name], tasks, atol=1e-5)
 
     def test_readers_go_on_without_the_database(self, pool: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
         from sqlalchemy.exc import OperationalError

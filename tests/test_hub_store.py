@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,10 +75,26 @@ class StoreContract:
 
     def test_moments_that_no_domain_has(self, registered: Store) -> None:
         far = {"stem.running_mean": 1e3, "stem.running_var": 1e38}
-        for changes in (["stem.running_mean"], ["stem.running_mean", "stem.running_var"]):
+        for changes in (["stem.running_mean"], ["stem.running_var"], ["stem.running_mean", "stem.running_var"]):
             groups = {**honest(0).groups, **{name: np.full(8, far[name], np.float32) for name in changes}}
-            with pytest.raises(MergettaError, match="moments are not of this family"):
+            with pytest.raises(MergettaError, match=r"moments (are not of this family|that are too large)"):
                 registered.add_expert(FAMILY, Expert(groups, FAMILY, "fog").to_bytes(), "t")
+        assert registered.experts(FAMILY) == []
+
+    @pytest.mark.parametrize("kind", ["signature", "features"])
+    @pytest.mark.parametrize(
+        ("moments", "sentence"),
+        [
+            (np.stack([np.full(3, -1e30), np.ones(3)]), "diverged"),
+            (np.stack([np.zeros(3), np.full(3, 1e30)]), "diverged"),
+            (np.ones((2, 2**16 + 1)), "more than 65536 channels"),
+        ],
+    )
+    def test_signatures_that_no_network_has(
+        self, registered: Store, kind: str, moments: np.ndarray, sentence: str
+    ) -> None:
+        with pytest.raises(MergettaError, match=f"This expert's {kind} has .*{sentence}"):
+            registered.add_expert(FAMILY, replace(honest(0), **{kind: moments}).to_bytes(), "t")
         assert registered.experts(FAMILY) == []
 
     def test_how_far_moments_are_apart_is_recorded(self, registered: Store) -> None:

@@ -12,6 +12,7 @@ from mergetta import Bundle, Expert, MergettaError, build_bundle
 from mergetta.files import decode, encode
 from mergetta.groups import mixture_shares
 from mergetta.merging.members import Clusters
+from mergetta.merging.scatter import Pool
 
 from .moving import moved
 
@@ -127,7 +128,7 @@ class TestClusters:
         found = build_bundle(BASE, [expert(0)], members=0)
         members = clusters.members(found.basis)
         assert (members.experts.tolist(), members.contributors.tolist()) == ([3], [2])
-        clusters.remove(2, expert(2), "b")
+        clusters.remove(2, expert(2))
         assert clusters.members(found.basis).contributors.tolist() == [1]
 
     def test_retiring_undoes_adding(self) -> None:
@@ -154,7 +155,7 @@ class TestClusters:
         clusters = Clusters(BASE, 3)
         for i, each in enumerate(experts):
             clusters.add(i, each)
-        other = clusters.without([(0, experts[0], ""), (3, experts[3], "")])
+        other = clusters.without({0: experts[0], 3: experts[3]})
         assert (len(other), len(other.clusters)) == (4, 2)
         assert (len(clusters), len(clusters.clusters)) == (6, 3)
 
@@ -169,6 +170,115 @@ class TestClusters:
         assert bundle.members is not None and bundle.members.signatures is None
         assert bundle.members.experts.sum() == 20
 
+    def test_one_expert_does_not_take_the_others_signatures(self) -> None:
+        """By having none, or one of another size, which also stops no union; its member has those of all together."""
+        experts = [expert(i, i) for i in range(4)]
+        for odd in (None, np.ones((2, 7))):
+            told = [*experts, replace(expert(9, 9), signature=odd)]
+            members = build_bundle(BASE, told).members
+            assert members is not None and members.signatures is not None
+            for i, each in enumerate(experts):
+                np.testing.assert_allclose(members.signatures[i], each.signature, atol=1e-5)
+            means = np.mean([each.signature[0] for each in experts if each.signature is not None], axis=0)
+            np.testing.assert_allclose(members.signatures[4, 0], means, atol=1e-5)
+            together = build_bundle(BASE, told, members=1).members
+            assert together is not None and together.signatures is not None
+            np.testing.assert_allclose(together.signatures[0, 0], means, atol=1e-5)
+
+    def test_a_signature_comes_back_when_who_has_none_retires(self) -> None:
+        clusters, silent = Clusters(BASE, 1), [replace(expert(i), signature=None) for i in (0, 1)]
+        basis = build_bundle(BASE, silent, members=0).basis
+        for i, each in enumerate([*silent, expert(2), expert(3)]):
+            clusters.add(i, each)
+        assert clusters.members(basis).signatures is None  # half of them do not tell
+        clusters.remove(0, silent[0])
+        found = clusters.members(basis).signatures
+        known = [each.signature[0] for each in (expert(2), expert(3)) if each.signature is not None]
+        assert found is not None
+        np.testing.assert_allclose(found[0, 0], np.mean(known, axis=0), atol=1e-5)
+
+    def test_memory_does_not_grow_with_wrong_signatures(self) -> None:
+        clusters = Clusters(BASE, 2)
+        for i in range(50):
+            clusters.add(i, replace(expert(i), signature=np.ones((2, 100 + i)), features=np.ones((2, 100 + i))))
+        assert clusters.nbytes < 2 * 2 * 4 * 2 * 104 * 8 + 3 * 16 * 8
+        for i in range(49):
+            clusters.remove(i, replace(expert(i), signature=np.ones((2, 100 + i)), features=np.ones((2, 100 + i))))
+        assert len(clusters) == 1
+
+    def test_keys_tell_experts_apart(self) -> None:
+        clusters = Clusters(BASE, 2)
+        clusters.add("a", expert(0))
+        with pytest.raises(MergettaError, match="an expert 'a' already"):
+            clusters.add("a", expert(1))
+        with pytest.raises(MergettaError, match="no expert 'b' to remove"):
+            clusters.remove("b", expert(0))
+
     def test_at_least_one(self) -> None:
         with pytest.raises(MergettaError, match="at least one member"):
             build_bundle(BASE, [expert(0)], members=-1)
+
+
+def changed(seed: int, **values: float) -> Expert:
+    """An expert of whose groups some are full of one value."""
+    groups = {f"a.{kind}": np.full(4, value, np.float32) for kind, value in values.items()}
+    return replace(expert(seed), groups={**expert(seed).groups, **groups})
+
+
+HOSTILE = {
+    "another signature": replace(expert(99), signature=np.ones((2, 5))),
+    "no signature": replace(expert(99), signature=None),
+    "features that nobody has": replace(expert(99), features=np.ones((2, 6))),
+    "extreme weights": changed(99, weight=1e30, bias=-1e30),
+    "extreme moments": changed(99, running_mean=9e8, running_var=1e17),
+    "extreme signature": replace(expert(99), signature=np.stack([np.full(3, 3e38), np.full(3, 3e38)])),
+    "extreme features": replace(expert(99), features=np.stack([np.full(6, -1e30), np.full(6, 1e30)])),
+    "the source itself": replace(expert(99), groups=BASE),
+}
+
+
+class TestHostileExperts:
+    """A bundle with any of them is valid, wherever it comes in the sequence, and is the old one when it has left."""
+
+    @pytest.mark.parametrize("others", [1, 5, 40])
+    @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
+    def test_one(self, hostile: Expert, others: int) -> None:
+        experts = [expert(i, i % 3) for i in range(others)]
+        for sequence in ([hostile, *experts], [*experts, hostile]):
+            for most in (1, 4):
+                bundle = Bundle.from_bytes(build_bundle(BASE, sequence, members=most).to_bytes())
+                assert bundle.members is not None and bundle.members.experts.sum() == others + 1
+                count = len(bundle.members.names)
+                for w in (np.full(count, 1 / count), np.zeros(count)):
+                    assert all(np.isfinite(value).all() for value in bundle.mixture(w).values())
+
+    @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE.keys())
+    def test_a_pool_that_it_leaves(self, hostile: Expert) -> None:
+        experts = [expert(i, i % 3) for i in range(10)]
+        pool = Pool(BASE)
+        pool.add_many({"x": hostile, **dict(enumerate(experts))})
+        Bundle.from_bytes(pool.bundle(initial=0.1).to_bytes())
+        pool.remove("x", hostile)
+        wanted, found = build_bundle(BASE, experts).members, pool.bundle(initial=0.1).members
+        assert wanted is not None and found is not None
+        assert found.listed() == wanted.listed()
+        np.testing.assert_allclose(found.signatures, wanted.signatures, atol=1e-5)
+
+    def test_nothing_but_the_source(self) -> None:
+        bundle = build_bundle(BASE, [BASE] * 20, members=4)
+        assert bundle.members is not None and bundle.members.experts.sum() == 20
+        for name, value in bundle.mixture(np.ones(4)).items():
+            np.testing.assert_allclose(value, BASE[name], atol=1e-6)
+
+    def test_a_thousand_of_the_same(self) -> None:
+        """They share one direction and leave room for others."""
+        clusters = Clusters(BASE, 4)
+        for i in range(1000):
+            clusters.add(i, expert(1), "ann")
+        for i, about in enumerate((5.0, -5.0, 9.0)):
+            clusters.add(f"other {i}", expert(i, about))
+        members = clusters.members(build_bundle(BASE, [expert(1)], members=0).basis)
+        assert sorted(zip(members.names, members.experts.tolist(), strict=True)) == [
+            ("d-5", 1), ("d0", 1000), ("d5", 1), ("d9", 1),
+        ]  # fmt: skip
+        assert members.contributors.tolist() == [1] * 4

@@ -20,8 +20,9 @@ Experts = list[dict[str, np.ndarray]]
 
 
 def filled(base: dict, experts: Sequence[dict], keep: float | None = 0.4) -> Pool:
+    """Experts under the keys 0, 1, …"""
     pool = Pool(base, keep)
-    pool.add_many(experts)
+    pool.add_many(dict(enumerate(experts)))
     return pool
 
 
@@ -33,6 +34,15 @@ def assert_same(found: Bundle, expected: Bundle, tolerance: float = 1e-5) -> Non
         np.testing.assert_allclose(values, merged[name], atol=tolerance)
         np.testing.assert_allclose(found.basis[name], expected.basis[name], atol=tolerance)
         np.testing.assert_allclose(found.coefficients[name], expected.coefficients[name], atol=tolerance)
+
+
+def assert_same_members(found: Bundle, expected: Bundle, tolerance: float = 1e-4) -> None:
+    mine, theirs = found.members, expected.members
+    assert mine is not None and theirs is not None
+    assert mine.listed() == theirs.listed()
+    for name, tasks in expected.member_tasks.items():
+        assert mine.further[name].shape == theirs.further[name].shape
+        np.testing.assert_allclose(found.member_tasks[name], tasks, atol=tolerance)
 
 
 def normal(rng: np.random.Generator, base: dict, count: int) -> Experts:
@@ -105,10 +115,10 @@ def test_equals_build_bundle(case: dict, data: st.DataObject) -> None:
     split = data.draw(st.integers(0, len(experts)))
     visitors = experts[: data.draw(st.integers(0, len(experts)))]
     pool = filled(base, [*visitors, *experts[split:]], keep)
-    for expert in experts[:split]:
-        pool.add(expert)
-    for visitor in visitors:
-        pool.remove(visitor)
+    for i, expert in enumerate(experts[:split]):
+        pool.add(f"late {i}", expert)
+    for i, visitor in enumerate(visitors):
+        pool.remove(i, visitor)
     assert pool.count == len(experts)
     found = pool.bundle(**case)
     assert found.settings == expected.settings
@@ -137,9 +147,9 @@ def test_equals_build_bundle(case: dict, data: st.DataObject) -> None:
 
 def test_by_hand() -> None:
     pool = Pool({"g": np.zeros(3)}, keep=0.4)  # one of three entries is kept
-    pool.add({"g": np.array([0.0, -4.0, 1.0])})
-    pool.add({"g": np.array([0.0, -2.0, 1.0])})
-    pool.add({"g": np.array([3.0, 1.0, 1.0])})
+    pool.add("a", {"g": np.array([0.0, -4.0, 1.0])})
+    pool.add("b", {"g": np.array([0.0, -2.0, 1.0])})
+    pool.add("c", {"g": np.array([3.0, 1.0, 1.0])})
     bundle = pool.bundle(initial=0.5, tolerance=None, frozen=["g"], family="f", settings={"loss": "roid"})
     np.testing.assert_allclose(bundle.basis["g"], [[0, 1, 0], [1, 0, 0]], atol=1e-7)  # energies 4² + 2² and 3²
     np.testing.assert_allclose(bundle.coefficients["g"], [-3, 1.5], atol=1e-7)
@@ -154,14 +164,14 @@ def test_leaving_out_and_removing_equal_a_rebuild(base: dict, rng: np.random.Gen
     assert_same(pool.bundle(initial=0.1, **options), everything)
     for gone in ([3], [0, 5, 11], list(range(9)), list(range(1, 12))):
         rest = build_bundle(base, [e for i, e in enumerate(experts) if i not in gone], initial=0.1, **options)
-        left_out = pool.bundle(initial=0.1, without=[experts[i] for i in gone], **options)
+        left_out = pool.bundle(initial=0.1, without={i: experts[i] for i in gone}, **options)
         assert_same(left_out, rest)
         assert left_out.settings["experts"] == 12 - len(gone)
         assert_same(pool.bundle(initial=0.1, **options), everything)  # only for that once
         for i in gone:
-            pool.remove(experts[i])
+            pool.remove(i, experts[i])
         assert_same(pool.bundle(initial=0.1, **options), rest)
-        pool.add_many([experts[i] for i in gone])
+        pool.add_many({i: experts[i] for i in gone})
 
 
 def test_chunks_give_what_single_experts_give(
@@ -170,8 +180,8 @@ def test_chunks_give_what_single_experts_give(
     monkeypatch.setattr(scatter, "CHUNK", 3)
     experts = normal(rng, base, 10)
     single = Pool(base)
-    for expert in experts:
-        single.add(expert)
+    for i, expert in enumerate(experts):
+        single.add(i, expert)
     many = filled(base, experts)
     assert single.count == many.count == 10
     assert_same(many.bundle(initial=0.1), single.bundle(initial=0.1), 1e-6)
@@ -188,11 +198,11 @@ def test_krylov(
     options: dict = {"initial": 1 / count, "tolerance": 0.3 if noise else 1e-3, "tolerance_per_entry": False}
     pool = filled(wide, experts[:count], keep)
     assert_same(pool.bundle(**options), build_bundle(wide, experts[:count], keep, **options))
-    pool.add(experts[count])
+    pool.add(count, experts[count])
     assert_same(pool.bundle(**options), build_bundle(wide, experts, keep, **options))
     rest = build_bundle(wide, experts[1:], keep, **options)
-    assert_same(pool.bundle(**options, without=experts[:1]), rest)
-    pool.remove(experts[0])
+    assert_same(pool.bundle(**options, without={0: experts[0]}), rest)
+    pool.remove(0, experts[0])
     assert_same(pool.bundle(**options), rest)
     assert max(decompositions) < 200
 
@@ -233,10 +243,10 @@ def test_warm_start_sees_a_direction_orthogonal_to_all_before(wide: dict) -> Non
     experts = axes([9, 8, 7, 6, 5, 4, 8.5])
     pool = filled(wide, experts[:6], keep=None)
     pool.bundle(initial=1.0, tolerance=None, max_rank=3)
-    pool.add(experts[6])
+    pool.add(6, experts[6])
     found = pool.bundle(initial=1.0, tolerance=None, max_rank=3)
     assert np.argmax(np.abs(found.basis["g"]), axis=1).tolist() == [0, 6, 1]
-    pool.remove(experts[0])  # the third now is one that was not in the last bundle
+    pool.remove(0, experts[0])  # the third now is one that was not in the last bundle
     found = pool.bundle(initial=1.0, tolerance=None, max_rank=3)
     assert np.argmax(np.abs(found.basis["g"]), axis=1).tolist() == [6, 1, 2]
 
@@ -271,14 +281,14 @@ def test_rounding_left_by_removed_experts_is_no_direction(rng: np.random.Generat
     large = [{n: v + 1e3 * rng.normal(size=v.size) * (n != "i") for n, v in base.items()} for _ in range(8)]
     small = {n: v + np.where(np.arange(v.size) == 3, 0.5, 0.0) for n, v in base.items()}
     pool = filled(base, [*large, base, small])  # one expert has not moved at all
-    for expert in (*large[::2], *large[1::2]):
-        pool.remove(expert)
+    for i in (*range(0, 8, 2), *range(1, 8, 2)):
+        pool.remove(i, large[i])
     options: dict = {"initial": 1.0, "tolerance": 0.0, "max_rank": None}
     assert_same(pool.bundle(**options), build_bundle(base, [base, small], **options))
     assert_same(pool.bundle(initial=1.0, tolerance=None), build_bundle(base, [base, small], initial=1.0))
-    for bundle in (pool.bundle(**options, without=[small]), pool.bundle(initial=1.0, without=[small])):
+    for bundle in (pool.bundle(**options, without={9: small}), pool.bundle(initial=1.0, without={9: small})):
         assert bundle.dimension == 0
-    pool.remove(small)
+    pool.remove(9, small)
     assert all(np.abs(pool._scatter[name]).max() > 0 for name in "gh")  # there is rounding left
     assert pool.bundle(**options).dimension == 0
     np.testing.assert_array_equal(pool.bundle(**options).merge()["g"], base["g"])
@@ -287,17 +297,17 @@ def test_rounding_left_by_removed_experts_is_no_direction(rng: np.random.Generat
 def test_hundreds_of_changes_do_not_drift(base: dict, rng: np.random.Generator) -> None:
     kept, passing = normal(rng, base, 5), normal(rng, base, 300)
     pool = filled(base, [*kept, *passing[:10]])
-    for old, new in zip(passing, passing[10:], strict=False):
-        pool.add(new)
-        pool.remove(old)
-    for last in passing[-10:]:
-        pool.remove(last)
+    for i in range(290):
+        pool.add(15 + i, passing[10 + i])
+        pool.remove(5 + i, passing[i])
+    for i in range(290, 300):
+        pool.remove(5 + i, passing[i])
     for options in ({}, {"tolerance": 0.0, "max_rank": None}):
         assert_same(pool.bundle(initial=0.1, **options), build_bundle(base, kept, initial=0.1, **options), 1e-6)
     assert 0 < pool.drift < 1e-9
     giant = {name: 1e5 * expert for name, expert in passing[0].items()}
-    pool.add(giant)
-    pool.remove(giant)
+    pool.add("giant", giant)
+    pool.remove("giant", giant)
     assert pool.drift > 1e-9
 
 
@@ -307,25 +317,25 @@ def test_empty_pool(base: dict, rng: np.random.Generator) -> None:
     assert pool.drift == 0
     with pytest.raises(MergettaError, match="at least one expert"):
         pool.bundle(initial=0.1)
-    with pytest.raises(MergettaError, match="no expert to remove"):
-        pool.remove(first)
-    pool.add_many([])
-    pool.add_many([first, second])
+    with pytest.raises(MergettaError, match="no expert 0"):
+        pool.remove(0, first)
+    pool.add_many({})
+    pool.add_many({0: first, 1: second})
     with pytest.raises(MergettaError, match="at least one expert"):
-        pool.bundle(initial=0.1, without=[first, second])
-    pool.remove(first)
-    pool.remove(second)
+        pool.bundle(initial=0.1, without={0: first, 1: second})
+    pool.remove(0, first)
+    pool.remove(1, second)
     assert pool.count == 0
     with pytest.raises(MergettaError, match="at least one expert"):
         pool.bundle(initial=0.1)
-    pool.add(first)
+    pool.add(0, first)
     assert pool.drift == filled(base, [first]).drift
     assert pool.bundle(initial=0.1).to_bytes() == filled(base, [first]).bundle(initial=0.1).to_bytes()
 
 
 def test_memory_does_not_grow_with_the_experts(wide: dict, rng: np.random.Generator) -> None:
-    few, many = (filled(wide, normal(rng, wide, count)) for count in (3, 300))
-    assert few.nbytes == many.nbytes == 200 * 4 + 200 * 200 * 8 + 200 * 8
+    few, many = (filled(wide, normal(rng, wide, count)) for count in (16, 300))
+    assert few.nbytes == many.nbytes == 200 * 4 + 200 * 200 * 8 + 200 * 8 + 17 * 200 * 8
     few.bundle(initial=0.1, tolerance=None, max_rank=2)
     assert few.nbytes == many.nbytes + 2 * 200 * 8
 
@@ -345,13 +355,13 @@ def test_an_expert_that_does_not_fit_changes_nothing(values: dict, sentence: str
     pool = filled({"a": np.zeros(2), "b": np.zeros(2)}, [good, good])
     before = pool.bundle(initial=0.1).to_bytes()
     with pytest.raises(MergettaError, match=f"The expert .*{sentence}"):
-        pool.add(values)
+        pool.add(2, values)
     with pytest.raises(MergettaError, match=f"Expert 2 .*{sentence}"):
-        pool.add_many([good, values])
+        pool.add_many({2: good, 3: values})
     with pytest.raises(MergettaError, match=sentence):
-        pool.remove(values)
+        pool.remove(0, values)
     with pytest.raises(MergettaError, match=sentence):
-        pool.bundle(initial=0.1, without=[values])
+        pool.bundle(initial=0.1, without={0: values})
     assert pool.count == 2
     assert pool.bundle(initial=0.1).to_bytes() == before
 
@@ -402,8 +412,8 @@ def test_moments_as_in_build_bundle(rng: np.random.Generator, count: int, initia
     assert len(expected.basis["bn.running_mean"]) == min(count, 12) or count > 5
     if count > 1:
         rest = build_bundle(base, experts[1:], keep, initial=initial)
-        assert_same(pool.bundle(initial=initial, without=experts[:1]), rest, 1e-4)
-        pool.remove(experts[0])
+        assert_same(pool.bundle(initial=initial, without={0: experts[0]}), rest, 1e-4)
+        pool.remove(0, experts[0])
         assert_same(pool.bundle(initial=initial), rest, 1e-4)
 
 
@@ -422,12 +432,111 @@ def test_the_tolerance_of_moments(rng: np.random.Generator, tolerance: float) ->
     assert_same(found, build_bundle(base, experts, initial=0.1, moment_tolerance=tolerance), 1e-4)
 
 
+@pytest.mark.parametrize("count", [1, 5, 16, 17, 60])
+def test_members_as_in_build_bundle(rng: np.random.Generator, count: int) -> None:
+    """Experts themselves, or clusters of them; one by one or at once."""
+    base, experts = with_moments(rng, count)
+    pool = filled(base, experts[: count // 2])
+    for i in range(count // 2, count):
+        pool.add(i, experts[i])
+    expected = build_bundle(base, experts, initial=0.1)
+    assert_same_members(pool.bundle(initial=0.1), expected)
+    assert_same_members(filled(base, experts).bundle(initial=0.1), expected)
+    assert pool.bundle(initial=0.1).to_bytes() == pool.bundle(initial=0.1).to_bytes()
+
+
+def test_members_of_the_rest(rng: np.random.Generator) -> None:
+    base, experts = with_moments(rng, 12)
+    pool = filled(base, experts)
+    rest = build_bundle(base, [*experts[:3], *experts[5:]], initial=0.1)
+    gone = {i: experts[i] for i in (3, 4)}
+    assert_same_members(pool.bundle(initial=0.1, without=gone), rest)
+    assert_same_members(pool.bundle(initial=0.1), build_bundle(base, experts, initial=0.1))  # only for that once
+    for i, expert in gone.items():
+        pool.remove(i, expert)
+    assert_same_members(pool.bundle(initial=0.1), rest)
+
+
+def test_clusters_of_the_rest(rng: np.random.Generator) -> None:
+    """Whoever leaves, by either way, leaves the others where they are: their cluster's mean is that of the rest."""
+    base, experts = with_moments(rng, 40)
+    pool = filled(base, experts)
+    gone = {i: experts[i] for i in range(0, 40, 3)}
+    once = pool.bundle(initial=0.1, without=gone)
+    for i, expert in gone.items():
+        pool.remove(i, expert)
+    found = pool.bundle(initial=0.1)
+    assert_same_members(found, once)
+    assert found.members is not None and found.members.experts.sum() == 26
+    total = found.members.experts @ found.member_tasks["bn.weight"]
+    left = [expert["bn.weight"] - base["bn.weight"] for i, expert in enumerate(experts) if i not in gone]
+    np.testing.assert_allclose(total, np.sum(left, axis=0), atol=0.5)  # members are kept within 1e-3 of the energy
+
+
+def test_contributors(rng: np.random.Generator) -> None:
+    base, experts = with_moments(rng, 3)
+    pool = Pool(base, members=1)
+    pool.add_many(dict(enumerate(experts[:2])), {0: "ann", 1: "ann"})
+    pool.add(2, experts[2], "bob")
+
+    def counted(without: dict | None = None) -> list[int]:
+        members = pool.bundle(initial=0.1, without=without).members
+        assert members is not None
+        return members.contributors.tolist()
+
+    assert (counted(), counted({2: experts[2]}), counted({0: experts[0]})) == ([2], [1], [2])
+    pool.remove(2, experts[2])
+    assert counted() == [1]
+    assert Pool(base, members=0).members == 0
+
+
+def test_without_members(rng: np.random.Generator) -> None:
+    base, experts = with_moments(rng, 20)
+    pool = Pool(base, members=0)
+    pool.add_many(dict(enumerate(experts)))
+    found = pool.bundle(initial=0.1, without={0: experts[0]})
+    assert found.members is None and found.settings == build_bundle(base, experts[1:], members=0).settings
+    assert pool.nbytes < filled(base, experts).nbytes
+    with pytest.raises(MergettaError, match="at least one member"):
+        Pool(base, members=-1)
+
+
+@pytest.mark.parametrize("members", [0, 16])
+def test_keys_tell_experts_apart(base: dict, rng: np.random.Generator, members: int) -> None:
+    first, second = normal(rng, base, 2)
+    pool = Pool(base, members=members)
+    pool.add("a", first)
+    pool.add("b", first)  # the same content may come twice
+    before = pool.bundle(initial=0.1).to_bytes()
+    with pytest.raises(MergettaError, match="has an expert 'b' already"):
+        pool.add_many({"c": second, "b": second})
+    with pytest.raises(MergettaError, match="has no expert 'c'"):
+        pool.remove("c", second)
+    with pytest.raises(MergettaError, match="has no expert 'c'"):
+        pool.bundle(initial=0.1, without={"c": second})
+    assert pool.count == 2
+    assert pool.bundle(initial=0.1).to_bytes() == before
+
+
+def test_moments_too_large_to_be_squared(rng: np.random.Generator) -> None:
+    base, experts = with_moments(rng, 3)
+    pool = filled(base, experts)
+    before = pool.bundle(initial=0.1).to_bytes()
+    for size in (1e30, 2e9):
+        huge = {**experts[0], "bn.running_mean": np.full(12, size, np.float32)}
+        with pytest.raises(MergettaError, match="The expert has moments that are too large"):
+            pool.add("x", huge)
+        with pytest.raises(MergettaError, match="Expert 4 has moments that are too large"):
+            build_bundle(base, [*experts, huge])
+    assert pool.bundle(initial=0.1).to_bytes() == before
+
+
 def test_wrong_moments_do_not_get_into_a_pool(rng: np.random.Generator) -> None:
     base, experts = with_moments(rng, 3)
     pool = filled(base, experts)
     before = pool.bundle(initial=0.1).to_bytes()
     with pytest.raises(MergettaError, match="negative variances"):
-        pool.add({**experts[0], "bn.running_var": -experts[0]["bn.running_var"]})
+        pool.add("x", {**experts[0], "bn.running_var": -experts[0]["bn.running_var"]})
     with pytest.raises(MergettaError, match="belong together"):
         Pool({"bn.running_mean": np.zeros(2)})
     assert pool.count == 3

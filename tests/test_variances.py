@@ -53,7 +53,7 @@ def test_experts_that_do_not_tell() -> None:
     assert build_bundle(BASE, [expert(0, None)]).variances is None
     assert build_bundle(BASE, [expert(0).groups]).variances is None
     pool = Pool(BASE)
-    pool.add(expert(0, None))
+    pool.add(0, expert(0, None))
     assert pool.bundle(initial=0.1).variances is None
     plain = {"a.weight": np.ones(2, np.float32)}
     assert build_bundle(plain, [Expert(plain, spread=np.ones((2, 1)))]).variances is None
@@ -63,13 +63,13 @@ def test_experts_that_do_not_tell() -> None:
 def test_both_ways_to_build_agree(tells: list[bool]) -> None:
     experts = [expert(i, 0.2 * (i + 1) if told else None) for i, told in enumerate(tells)]
     pool = Pool(BASE)
-    pool.add_many(experts[:3])
-    for each in experts[3:]:
-        pool.add(each)
+    pool.add_many(dict(enumerate(experts[:3])))
+    for i, each in enumerate(experts[3:], 3):
+        pool.add(i, each)
     np.testing.assert_allclose(told_by(pool.bundle(initial=0.1)), told_by(build_bundle(BASE, experts)), rtol=1e-4)
     without = told_by(build_bundle(BASE, experts[:-1]))
-    np.testing.assert_allclose(told_by(pool.bundle(initial=0.1, without=experts[-1:])), without, rtol=1e-4)
-    pool.remove(experts[-1])
+    np.testing.assert_allclose(told_by(pool.bundle(initial=0.1, without={4: experts[4]})), without, rtol=1e-4)
+    pool.remove(4, experts[4])
     np.testing.assert_allclose(told_by(pool.bundle(initial=0.1)), without, rtol=1e-4)
 
 
@@ -77,10 +77,10 @@ def test_a_spread_of_other_layers_is_refused_and_changes_nothing() -> None:
     wrong, pool = replace(expert(0), spread=np.ones((2, 5))), Pool(BASE)
     with pytest.raises(MergettaError, match="another model's layers"):
         build_bundle(BASE, [wrong])
-    pool.add(expert(1))
+    pool.add(1, expert(1))
     before = pool.bundle(initial=0.1).to_bytes()
     with pytest.raises(MergettaError, match="another model's layers"):
-        pool.add_many([expert(2), wrong])
+        pool.add_many({2: expert(2), 3: wrong})
     assert pool.count == 1
     assert pool.bundle(initial=0.1).to_bytes() == before
 

@@ -50,9 +50,9 @@ class Members:
     contributors: NDArray[np.int64]
     """(M,): how many have contributed to it."""
     signatures: NDArray[np.floating[Any]] | None = None
-    """(M, 2, C): moments after the stem, if all experts have told."""
+    """(M, 2, C): moments after the stem, if most experts tell. A member that does not has those of all together."""
     features: NDArray[np.floating[Any]] | None = None
-    """(M, 2, F): moments of the classifier's input, for models without BatchNorm, if all experts have told."""
+    """(M, 2, F): moments of the classifier's input, for models without BatchNorm, in the same way."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(self.names))
@@ -83,6 +83,11 @@ class Members:
                 fits = fits and bool(np.isfinite(told).all() and (told[:, 1] >= 0).all())
         if not fits:
             raise MergettaError("The bundle's members do not fit its base and basis.")
+
+    def listed(self) -> list[dict[str, Any]]:
+        """For people: each member's name, and how many experts and contributors it stands for."""
+        counts = zip(self.names, self.experts.tolist(), self.contributors.tolist(), strict=True)
+        return [{"member": name, "experts": experts, "contributors": voices} for name, experts, voices in counts]
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         by_group = {

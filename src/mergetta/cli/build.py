@@ -21,6 +21,9 @@ def command(
     max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
     tolerance: Annotated[float, typer.Option(help="Recovery error per entry that decides the rank (ARS).")] = 1e-2,
     initial: Annotated[float, typer.Option(help="Initial coefficient of each expert.")] = 0.1,
+    members: Annotated[
+        int, typer.Option(min=0, help="Most members of the bundle: experts, or clusters of similar ones (0: none).")
+    ] = 16,
     frozen_blocks: Annotated[
         int | None,
         typer.Option(help="Last blocks that do not move (default: 1 for CNNs, 3 for transformers)."),
@@ -50,7 +53,9 @@ def command(
     runtime = TorchRuntime(load_family(family))
     loaded = [Expert.load(path, runtime.family) for path in experts]
     frozen = paper_frozen(runtime.structure) if frozen_blocks is None else last_blocks(runtime.structure, frozen_blocks)
-    bundle = build_bundle(runtime.groups, loaded, keep, max_rank, tolerance, initial, frozen, family=runtime.family)
+    bundle = build_bundle(
+        runtime.groups, loaded, keep, max_rank, tolerance, initial, frozen, members=members, family=runtime.family
+    )
     bundle.save(out)
     Console().print(
         f"{out}: {len(loaded)} experts in {bundle.dimension} coefficients "

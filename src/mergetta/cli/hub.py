@@ -51,6 +51,9 @@ def serve(
     keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
     max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
     tolerance: Annotated[float, typer.Option(help="Recovery error per entry that decides the rank (ARS).")] = 1e-2,
+    members: Annotated[
+        int, typer.Option(help="Most members of a bundle: experts, or clusters of similar ones (0: none).")
+    ] = 16,
     weight: Annotated[
         float, typer.Option(help="Initial coefficients of all experts together (paper: 14 × 0.1).")
     ] = 1.4,
@@ -67,7 +70,7 @@ def serve(
     from mergetta.hub.store import Store
 
     try:
-        recipe = Recipe(keep=keep, max_rank=max_rank, tolerance=tolerance, weight=weight)
+        recipe = Recipe(keep=keep, max_rank=max_rank, tolerance=tolerance, members=members, weight=weight)
     except ValidationError as error:
         first = error.errors()[0]
         raise MergettaError(f"--{first['loc'][0]}: {first['msg']}.") from error

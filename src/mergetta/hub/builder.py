@@ -1,8 +1,9 @@
 """Experts → bundles, in the background: a reader never waits for a build, and never sees half of one.
 
 Each hub process has one builder thread; a lease in the database decides whose builds a family. A builder holds the
-family's pool as scatter matrices (see `merging.scatter`) and applies what has changed since its last build, so the cost
-of a new expert does not depend on how many there are. After a restart it catches up from the stored experts.
+family's pool as scatter matrices and clusters (see `merging.scatter`) and applies what has changed since its last
+build, so the cost of a new expert does not depend on how many there are. After a restart it catches up from the stored
+experts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DRIFT = 1e-9
 CHUNK = 256
 
 
-class Member(NamedTuple):
+class Entry(NamedTuple):
     """What a bundle says of an expert in it, and what a variant may leave it out for."""
 
     domain: str
@@ -57,7 +58,7 @@ class Held:
 
     file: FamilyFile
     pool: Pool
-    members: dict[str, Member] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
     synced: int = 0
     """The generation up to which changes have been applied."""
 
@@ -158,9 +159,9 @@ class Builder:
         self.store.forget_variants(family.id)
         whole: tuple[Bundle, dict[str, Any]] | None = None
         for variant in [Variant(), *stale]:
-            out = [expert for expert, member in held.members.items() if member.is_left_out(variant)]
+            out = [expert for expert, entry in held.entries.items() if entry.is_left_out(variant)]
             made = None
-            if len(out) < len(held.members):
+            if len(out) < len(held.entries):
                 made = whole if whole and not out else self._make(held, family.generation, out)
             if not variant.key:
                 whole = made
@@ -200,24 +201,27 @@ class Builder:
         """The pool in memory, brought to what is active now: only what changed since the last time is read."""
         held = self._held.pop(family.id, None)
         if held is None:
-            file = self.store.family_file(family.id)
-            held = Held(file, Pool(file.base, self.settings.recipe.keep))
+            held = self._empty(self.store.family_file(family.id))
         changed = {e.id: e for e in self.store.experts(family.id, revision=held.synced)}
-        for expert in [name for name in held.members if name in changed and changed[name].state != ACTIVE]:
-            held.pool.remove(self._expert(expert))
-            del held.members[expert]
+        for expert in [name for name in held.entries if name in changed and changed[name].state != ACTIVE]:
+            held.pool.remove(expert, self._expert(expert))
+            del held.entries[expert]
         if held.pool.drift > DRIFT:  # something very large has come and gone: sum what is left anew
             changed = {e.id: e for e in self.store.experts(family.id, (ACTIVE,))}
-            held = Held(held.file, Pool(held.file.base, self.settings.recipe.keep))
-        missing = [e for e in changed.values() if e.state == ACTIVE and e.id not in held.members]
+            held = self._empty(held.file)
+        missing = [e for e in changed.values() if e.state == ACTIVE and e.id not in held.entries]
         for i in range(0, len(missing), CHUNK):
             chunk = missing[i : i + CHUNK]
-            held.pool.add_many([self._expert(e.id) for e in chunk])
-            held.members.update({e.id: Member(e.domain, e.method, e.token) for e in chunk})
+            held.pool.add_many({e.id: self._expert(e.id) for e in chunk}, {e.id: e.token for e in chunk})
+            held.entries.update({e.id: Entry(e.domain, e.method, e.token) for e in chunk})
             self.store.lease(family.id, self.owner, LEASE)
         held.synced = family.generation
         self._held[family.id] = held
         return held
+
+    def _empty(self, file: FamilyFile) -> Held:
+        recipe = self.settings.recipe
+        return Held(file, Pool(file.base, recipe.keep, recipe.members))
 
     def _expert(self, expert: str) -> Expert:
         try:
@@ -227,10 +231,10 @@ class Builder:
 
     def _make(self, held: Held, generation: int, out: list[str]) -> tuple[Bundle, dict[str, Any]]:
         """A bundle without the experts in `out`, and what people want to see of it."""
-        recipe, count = self.settings.recipe, len(held.members) - len(out)
-        left = [member for expert, member in held.members.items() if expert not in set(out)]
-        methods = {member.method for member in left}
-        domains = {member.domain for member in left}
+        recipe, count = self.settings.recipe, len(held.entries) - len(out)
+        left = [entry for expert, entry in held.entries.items() if expert not in set(out)]
+        methods = {entry.method for entry in left}
+        domains = {entry.domain for entry in left}
         settings = {
             **recipe.model_dump(exclude={"weight"}),
             "experts": count,
@@ -248,7 +252,7 @@ class Builder:
             frozen=held.file.frozen,
             family=held.file.family,
             settings=settings,
-            without=[self._expert(expert) for expert in out],
+            without={expert: self._expert(expert) for expert in out},
         )
         return bundle, {
             "experts": count,
@@ -256,6 +260,7 @@ class Builder:
             "ranks": {name: len(basis) for name, basis in bundle.basis.items()},
             "energy": held.pool.energy_kept(bundle),
             "frozen": list(bundle.frozen),
+            "members": [] if bundle.members is None else bundle.members.listed(),
             "made_by": self.made_by,
         }
 

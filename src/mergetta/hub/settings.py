@@ -8,6 +8,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mergetta.merging.members import MOST
+
 VARIABLE = "MERGETTA_HUB_SETTINGS"
 
 
@@ -19,6 +21,8 @@ class Recipe(BaseModel):
     keep: Annotated[float, Field(gt=0, le=1)] = 0.4
     max_rank: Annotated[int, Field(ge=1)] = 5
     tolerance: Annotated[float, Field(ge=0)] = 1e-2
+    members: Annotated[int, Field(ge=0, le=256)] = MOST
+    """Most members of a bundle: experts, or clusters of similar ones. 0 makes the paper's bundles, without any."""
     weight: Annotated[float, Field(ge=0)] = 1.4
     """Initial coefficients of all experts together. The paper's 0.1 for 14 experts is 1.4; a pool of thousands needs
     a share of a fixed sum, or the merge would run away with its size."""
@@ -39,7 +43,7 @@ class HubSettings(BaseModel):
     build_every: Annotated[float, Field(gt=0)] = 1.0
     """Seconds between two looks for new experts."""
     pool_memory: int = 2 * 2**30
-    """Bytes of scatter matrices kept in memory; the families used last stay."""
+    """Bytes of scatter matrices and clusters kept in memory; the families used last stay."""
     reports_kept: Annotated[int, Field(ge=1)] = 500
     """Per device."""
 

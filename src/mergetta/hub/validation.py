@@ -16,6 +16,12 @@ from mergetta.groups import learnable
 LARGEST = 1e4
 """No norm layer has weights of this size; sums of squares of larger ones drown everything else in rounding."""
 
+LARGEST_MOMENT = 1e6
+"""No layer's outputs are of this size either; what is taken out of sums of squares of larger ones leaves rounding."""
+
+MOST_CHANNELS = 2**16
+"""Of a signature, or of features: all clusters of a pool hold some."""
+
 FURTHEST = 100.0
 """No domain shifts the moments of a network by so many standard deviations, or powers of e, on average."""
 
@@ -33,6 +39,11 @@ def check_expert(expert: Expert) -> None:
     check_text(str(expert.provenance.get("method", "")), "The name of the method", 100)
     if max(float(np.abs(expert.groups[name]).max()) for name in learnable(expert.groups)) > LARGEST:
         raise MergettaError(f"This expert has weights above {LARGEST:g}: it has diverged.")
+    for kind, moments in (("signature", expert.signature), ("features", expert.features)):
+        if moments is not None and moments.shape[1] > MOST_CHANNELS:
+            raise MergettaError(f"This expert's {kind} has more than {MOST_CHANNELS} channels.")
+        if moments is not None and (np.abs(moments[0]).max() > LARGEST_MOMENT or moments[1].max() > LARGEST_MOMENT**2):
+            raise MergettaError(f"This expert's {kind} has values above {LARGEST_MOMENT:g}: it has diverged.")
 
 
 def check_family(file: FamilyFile, memory: int) -> None:

@@ -27,6 +27,8 @@ from mergetta.streams.domain import Variances, between_domains
 
 MOMENT_TOLERANCE = 1e-4
 """Share of the experts' differences in moments that a bundle may leave out."""
+LARGEST_SECOND = 1e18
+"""Most that a second moment may be: how it varies between domains, its square, is a float32 too."""
 LOSS_OF = {"roid": "roid", "deyo": "deyo", "tent": "entropy"}
 """The loss a device should use: the one its experts were adapted with."""
 
@@ -80,7 +82,7 @@ def build_bundle(
 
     basis: dict[str, Matrix] = {}
     coefficients: dict[str, Matrix] = {}
-    mixed, adapted = as_mixed(base), [as_mixed(values_of(expert)) for expert in experts]
+    mixed, adapted = as_mixed(base), [as_mixed(as_float32(values_of(expert))) for expert in experts]
     weights = set(learnable(base))
     for name, source in mixed.items():
         tasks = task_matrix(source, [values[name] for values in adapted])
@@ -111,6 +113,7 @@ def build_bundle(
         "reduce": bool(reduce),
         "moment_tolerance": float(moment_tolerance),
         "initial": float(start[0]) if np.ndim(initial) == 0 else start.tolist(),
+        "members": members if reduce else 0,
     }
     kept = members_of(base, experts, basis, members) if members and reduce else None
     return Bundle(base, basis, coefficients, tuple(frozen), family, variances_of(base, experts), settings, kept)
@@ -122,7 +125,7 @@ def members_of(
     """Experts in the order given, or clusters of them; each counts as a contributor of its own."""
     clusters = Clusters(base, most)
     for number, expert in enumerate(experts):
-        clusters.add(number, expert, str(number))
+        clusters.add(number, expert)
     return clusters.members(basis)
 
 
@@ -139,12 +142,29 @@ def check_experts(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.
     """Raise unless all experts fit the base and one another; their family."""
     check_groups(base, base, "The base")
     found = common_family(experts, family)
-    layers = len(moment_pairs(base)) or 1
     for i, expert in enumerate(experts):
-        check_groups(values_of(expert), base, f"Expert {i + 1}{describe(expert)}")
-        if isinstance(expert, Expert) and expert.spread is not None and expert.spread.shape != (2, layers):
-            raise MergettaError(f"Expert {i + 1}{describe(expert)} has a spread of another model's layers.")
+        mixed_values(expert, base, f"Expert {i + 1}{describe(expert)}")
     return found
+
+
+def mixed_values(expert: Expert | Mapping[str, np.ndarray], base: GroupValues, what: str) -> dict[str, Matrix]:
+    """Raise unless an expert fits the base; its values as they mix."""
+    values = as_float32(values_of(expert))
+    check_groups(values, base, what)
+    layers = len(moment_pairs(base)) or 1
+    if isinstance(expert, Expert) and expert.spread is not None and expert.spread.shape != (2, layers):
+        raise MergettaError(f"{what} has a spread of another model's layers.")
+    with np.errstate(over="ignore"):
+        mixed = as_mixed(values)
+    if any(np.abs(mixed[name]).max() > LARGEST_SECOND for pair in moment_pairs(base) for name in pair):
+        raise MergettaError(f"{what} has moments that are too large to be merged.")
+    return mixed
+
+
+def as_float32(values: GroupValues) -> dict[str, Matrix]:
+    """As experts and bundles hold them; what is too large becomes infinite, and is refused as such."""
+    with np.errstate(over="ignore"):
+        return {name: np.asarray(vector, dtype=np.float32) for name, vector in values.items()}
 
 
 def task_matrix(source: Matrix, adapted: Sequence[Matrix]) -> Matrix:

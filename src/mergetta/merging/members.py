@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,35 +20,48 @@ MOST = 16
 """Members of a bundle, unless said otherwise."""
 TOLERANCE = 1e-3
 """Share of the members' task vectors that their coordinates may leave out, in every group."""
+SIZES = 4
+"""Of signatures, and of features, so many numbers of channels are remembered. A family has one; the others are wrong,
+and must not fill the memory."""
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
 class Cluster:
     """Sums over its experts; moments as they mix (means and second moments)."""
 
-    tasks: dict[str, Matrix]
-    signature: Matrix | None
-    features: Matrix | None
+    tasks: Matrix
+    """All groups side by side."""
+    told: dict[tuple[str, int], tuple[Matrix, int]]
+    """Signatures and features by their number of channels: the sum, and how many experts have told."""
     count: int = 1
     domains: Counter[str] = field(default_factory=Counter)
-    contributors: Counter[str] = field(default_factory=Counter)
+    contributors: Counter[Hashable] = field(default_factory=Counter)
 
     def take(self, other: Cluster, sign: int = 1) -> None:
         """Add the experts of another one, or with −1 take them out again."""
-        self.tasks = {name: total + sign * other.tasks[name] for name, total in self.tasks.items()}
-        for kind in ("signature", "features"):
-            mine, theirs = getattr(self, kind), getattr(other, kind)
-            setattr(self, kind, None if mine is None or theirs is None else mine + sign * theirs)
+        self.tasks = self.tasks + sign * other.tasks
+        for kind, (total, number) in other.told.items():
+            mine, known = self.told.pop(kind, (np.zeros_like(total), 0))
+            if known + sign * number:  # else nothing is left, not even rounding
+                self.told[kind] = mine + sign * total, known + sign * number
         self.count += sign * other.count
-        for mine, theirs in ((self.domains, other.domains), (self.contributors, other.contributors)):
-            mine.update({key: sign * number for key, number in theirs.items()})
+        self.domains.update({name: sign * number for name, number in other.domains.items()})
+        self.contributors.update({name: sign * number for name, number in other.contributors.items()})
+
+    def copy(self) -> Cluster:
+        """One that can change without changing this one."""
+        return replace(
+            self, told=dict(self.told), domains=Counter(self.domains), contributors=Counter(self.contributors)
+        )
 
 
 class Clusters:
     """At most `most` clusters, kept up to date expert by expert.
 
     Each newcomer is a cluster of its own. When there are too many, the two whose union costs least become one. So the
-    cost of one more expert does not grow with their number, and the same sequence gives the same clusters.
+    cost of one more expert does not grow with their number, and the same sequence gives the same clusters. Retiring
+    leaves the others where they are, so a sequence without the retired ones may give other clusters.
 
     References
     ----------
@@ -57,29 +71,47 @@ class Clusters:
     def __init__(self, base: GroupValues, most: int = MOST) -> None:
         if most < 1:
             raise MergettaError(f"A bundle needs at least one member, not {most}.")
-        self.base, self.most = as_mixed({name: np.asarray(v, np.float32) for name, v in base.items()}), most
-        self.weights = tuple(learnable(self.base))
+        mixed, self.most = as_mixed({name: np.asarray(v, np.float32) for name, v in base.items()}), most
+        weights = learnable(mixed)
+        self._names = (*weights, *(name for name in mixed if name not in set(weights)))  # distances are of weights only
+        self._base = np.concatenate([mixed[name] for name in self._names]).astype(np.float64)
+        self._ends = np.cumsum([mixed[name].size for name in self._names])
+        self._weights = int(self._ends[len(weights) - 1]) if weights else 0
         self.clusters: dict[int, Cluster] = {}
-        self._of: dict[Hashable, int] = {}
+        self._of: dict[Hashable, tuple[int, Hashable]] = {}  # the cluster that an expert began as, and its contributor
         self._joined: dict[int, int] = {}  # clusters that have become part of another one
+        self._sizes: dict[str, set[int]] = {"signature": set(), "features": set()}
         self._next = 0
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def add(self, key: Hashable, expert: Expert | Mapping[str, np.ndarray], contributor: str = "") -> None:
-        """Take in an expert under a name of its own; who contributed it is counted."""
-        self.clusters[self._next] = self._alone(expert, contributor)
-        self._of[key] = self._next
+    @property
+    def nbytes(self) -> int:
+        """Memory of the clusters' arrays."""
+        told = [total for cluster in self.clusters.values() for total, _ in cluster.told.values()]
+        return self._base.nbytes + sum(a.nbytes for a in (*(c.tasks for c in self.clusters.values()), *told))
+
+    def add(
+        self, key: Hashable, expert: Expert | Mapping[str, np.ndarray], contributor: Hashable | None = None
+    ) -> None:
+        """Take in an expert under a key of its own; who contributed it is counted, by default as somebody new."""
+        if key in self._of:
+            raise MergettaError(f"There is an expert {key!r} already.")
+        known = key if contributor is None else contributor
+        self.clusters[self._next] = self._alone(expert, known)
+        self._of[key] = self._next, known
         self._next += 1
         while len(self.clusters) > self.most:
             kept, gone = self._nearest()
             self.clusters[kept].take(self.clusters.pop(gone))
             self._joined[gone] = kept
 
-    def remove(self, key: Hashable, expert: Expert | Mapping[str, np.ndarray], contributor: str = "") -> None:
+    def remove(self, key: Hashable, expert: Expert | Mapping[str, np.ndarray]) -> None:
         """Undo `add` of the same expert."""
-        number = self._of.pop(key)
+        if key not in self._of:
+            raise MergettaError(f"There is no expert {key!r} to remove.")
+        number, contributor = self._of.pop(key)
         while number in self._joined:
             number = self._joined[number]
         if self.clusters[number].count == 1:
@@ -87,20 +119,22 @@ class Clusters:
         else:
             self.clusters[number].take(self._alone(expert, contributor), -1)
 
-    def without(self, experts: Sequence[tuple[Hashable, Expert | Mapping[str, np.ndarray], str]]) -> Clusters:
+    def without(self, experts: Mapping[Any, Expert | Mapping[str, np.ndarray]]) -> Clusters:
         """A copy with some experts taken out."""
-        other = deepcopy(self)
-        for key, expert, contributor in experts:
-            other.remove(key, expert, contributor)
+        other = copy(self)
+        other.clusters = {number: cluster.copy() for number, cluster in self.clusters.items()}
+        other._of, other._joined = dict(self._of), dict(self._joined)
+        other._sizes = {kind: set(sizes) for kind, sizes in self._sizes.items()}
+        for key, expert in experts.items():
+            other.remove(key, expert)
         return other
 
     def _nearest(self) -> tuple[int, int]:
         """The two whose union adds least to the squared distances of experts from their cluster's mean."""
         clusters = list(self.clusters.values())
         counts = np.array([cluster.count for cluster in clusters])
-        weights = [np.concatenate([cluster.tasks[name] for name in self.weights]) for cluster in clusters]
-        apart = squared_distances(np.stack(weights) / counts[:, None])
-        signatures = moments_of_all([(cluster.signature, cluster.count) for cluster in clusters])
+        apart = squared_distances(np.stack([cluster.tasks[: self._weights] / cluster.count for cluster in clusters]))
+        signatures = self._moments("signature")
         if signatures is not None:
             signatures[:, 1] = np.sqrt(signatures[:, 1])
             apart += squared_distances(signatures.reshape(len(clusters), -1))
@@ -110,19 +144,44 @@ class Clusters:
         numbers = list(self.clusters)
         return numbers[first], numbers[second]
 
-    def _alone(self, expert: Expert | Mapping[str, np.ndarray], contributor: str) -> Cluster:
-        told = expert if isinstance(expert, Expert) else Expert(expert)
-        mixed = as_mixed(told.groups)
-        tasks = {name: mixed[name].astype(np.float64) - base for name, base in self.base.items()}
-        signature, features = (seconds_of(moments) for moments in (told.signature, told.features))
-        return Cluster(tasks, signature, features, 1, Counter([told.domain]), Counter([contributor]))
+    def _alone(self, expert: Expert | Mapping[str, np.ndarray], contributor: Hashable) -> Cluster:
+        known = expert if isinstance(expert, Expert) else Expert(expert)
+        mixed = as_mixed(known.groups)
+        tasks = np.concatenate([mixed[name] for name in self._names]).astype(np.float64) - self._base
+        told = {}
+        for kind, sizes in self._sizes.items():
+            moments = getattr(known, kind)
+            if moments is not None and (moments.shape[1] in sizes or len(sizes) < SIZES):
+                sizes.add(moments.shape[1])
+                mean, variance = moments.astype(np.float64)
+                told[kind, moments.shape[1]] = np.stack([mean, variance + mean**2]), 1
+        return Cluster(tasks, told, 1, Counter([known.domain]), Counter([contributor]))
+
+    def _moments(self, kind: str) -> Matrix | None:
+        """(M, 2, C): mean and variance of each cluster; None unless more than half of the experts tell of C channels.
+
+        A cluster that does not tell gets those of all experts together: one that leaves its signature out, or has
+        another model's, neither stops a build nor takes the others' away.
+        """
+        clusters = list(self.clusters.values())
+        everybody = sum(cluster.count for cluster in clusters)
+        for channels in self._sizes[kind]:
+            found = [cluster.told.get((kind, channels), (np.zeros((2, channels)), 0)) for cluster in clusters]
+            numbers = np.array([number for _, number in found])
+            if 2 * numbers.sum() > everybody:
+                sums = np.stack([total for total, _ in found])
+                means = sums / np.maximum(numbers, 1)[:, None, None]
+                means[numbers == 0] = sums.sum(axis=0) / numbers.sum()
+                variances = np.clip(means[:, 1] - means[:, 0] ** 2, 0.0, LARGEST)
+                return np.stack([means[:, 0], variances], axis=1)
+        return None
 
     def members(self, basis: GroupValues, tolerance: float = TOLERANCE) -> Members:
         """The clusters in terms of a bundle's basis, and of as many further directions as it takes."""
         clusters = list(self.clusters.values())
+        means = np.stack([cluster.tasks / cluster.count for cluster in clusters])
         coordinates, further = {}, {}
-        for name in self.base:
-            tasks = np.stack([cluster.tasks[name] / cluster.count for cluster in clusters])
+        for name, tasks in zip(self._names, np.split(means, self._ends[:-1], axis=1), strict=True):
             known = np.asarray(basis[name], dtype=np.float64)
             inside = tasks @ known.T
             rest = factorise(tasks - inside @ known)
@@ -137,35 +196,19 @@ class Clusters:
             further,
             np.array([cluster.count for cluster in clusters]),
             np.array([sum(number > 0 for number in cluster.contributors.values()) for cluster in clusters]),
-            moments_of_all([(cluster.signature, cluster.count) for cluster in clusters]),
-            moments_of_all([(cluster.features, cluster.count) for cluster in clusters]),
+            self._moments("signature"),
+            self._moments("features"),
         )
 
 
 def name_of(cluster: Cluster) -> str:
-    """The domain that most of its experts come from."""
-    (domain, number), *_ = cluster.domains.most_common(1)
+    """The domain that most of its experts come from; of several, the first in the alphabet."""
+    domain, number = min(cluster.domains.items(), key=lambda entry: (-entry[1], entry[0]))
     return domain if number == cluster.count or not domain else f"{domain} and others"
-
-
-def seconds_of(moments: Matrix | None) -> Matrix | None:
-    """Mean and second moment, which add up."""
-    if moments is None:
-        return None
-    mean, variance = moments.astype(np.float64)
-    return np.stack([mean, variance + mean**2])
-
-
-def moments_of_all(sums: Sequence[tuple[Matrix | None, int]]) -> Matrix | None:
-    """(M, 2, C): mean and variance of each; None unless all are known and of one size."""
-    known = [total / count for total, count in sums if total is not None]
-    if len(known) < len(sums) or len({each.shape for each in known}) != 1:
-        return None
-    return np.stack([[mean, np.maximum(second - mean**2, 0)] for mean, second in known])
 
 
 def squared_distances(rows: Matrix) -> Matrix:
     """(M, M)."""
     products = rows @ rows.T
     squares = products.diagonal()
-    return np.asarray(squares + squares[:, None] - 2 * products)
+    return np.asarray(np.maximum(squares + squares[:, None] - 2 * products, 0.0))

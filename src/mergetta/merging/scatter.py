@@ -7,7 +7,7 @@ say all that the experts do: adding one is a rank-one update, retiring one a dow
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,14 @@ from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import GroupValues, as_mixed, check_groups, learnable, mixture_shares, moment_pairs
-from mergetta.merging.build import MOMENT_TOLERANCE, values_of
+from mergetta.merging.build import MOMENT_TOLERANCE, as_float32, mixed_values
 from mergetta.merging.low_rank import Matrix, adaptive_rank, signs
+from mergetta.merging.members import MOST, Clusters
 from mergetta.merging.trim import keep_largest
 from mergetta.streams.domain import Variances
 
+Experts = Mapping[Any, Expert | GroupValues]
+"""By keys, which tell them apart."""
 EPSILON = float(np.finfo(np.float64).eps)
 ACCURACY = 1e-6
 """How far a merged group and an entry of its basis may be from the exact ones: a tenth of what is promised."""
@@ -32,15 +35,16 @@ class Pool:
     """Per group: the scatter matrix G (float64), the sum of the trimmed task vectors and their count.
 
     Cost and memory do not depend on the number of experts. Bundles equal those of `build_bundle`, except that a
-    direction weaker than about 1e-7 of the strongest one is rounding in G and counts as none.
+    direction weaker than about 1e-7 of the strongest one is rounding in G and counts as none. Members are kept beside
+    (`members.py`): they are those of `build_bundle` for the same sequence, as long as no expert has been removed.
 
     >>> pool = Pool({"g": np.zeros(3)})
-    >>> pool.add({"g": np.array([2.0, 0.0, 0.1])})
+    >>> pool.add("fog", {"g": np.array([2.0, 0.0, 0.1])})
     >>> pool.bundle(initial=0.5).merge()["g"].tolist()
     [1.0, 0.0, 0.0]
     """
 
-    def __init__(self, base: GroupValues, keep: float | None = 0.4) -> None:
+    def __init__(self, base: GroupValues, keep: float | None = 0.4, members: int = MOST) -> None:
         self._groups = as_float32(base)
         self._base = as_mixed(self._groups)
         self._weights = frozenset(learnable(self._base))
@@ -49,11 +53,12 @@ class Pool:
         check_groups(self._groups, self._groups, "The base")
         if keep is not None:
             keep_largest(np.zeros((1, 1)), keep)  # refuses a wrong share now rather than at the first expert
-        self.keep = keep
+        self.keep, self.members = keep, members
         self._clear()
 
     def _clear(self) -> None:
-        self.count = 0
+        self._keys: set[Hashable] = set()
+        self._clusters = Clusters(self._groups, self.members) if self.members else None
         self._spread: list[Matrix | float] = [0.0, 0.0]  # sum over the experts that have one, and how many
         self._scatter = {name: np.zeros((origin.size, origin.size)) for name, origin in self._base.items()}
         self._sum = {name: np.zeros(origin.size) for name, origin in self._base.items()}
@@ -61,10 +66,16 @@ class Pool:
         self._last: dict[str, Matrix] = {}  # the last bundle's directions: where the next search starts
 
     @property
+    def count(self) -> int:
+        """How many experts there are."""
+        return len(self._keys)
+
+    @property
     def nbytes(self) -> int:
         """Memory of the pool's arrays."""
         arrays = (self._base, self._scatter, self._sum, self._last)
-        return sum(array.nbytes for values in arrays for array in values.values())
+        clusters = self._clusters.nbytes if self._clusters is not None else 0
+        return clusters + sum(array.nbytes for values in arrays for array in values.values())
 
     @property
     def drift(self) -> float:
@@ -76,27 +87,44 @@ class Pool:
         ratios = [dust / traces[name] if traces[name] > dust else np.inf for name, dust in self._dust.items() if dust]
         return float(max(ratios, default=0.0))
 
-    def add(self, expert: Expert | GroupValues) -> None:
-        self.add_many([expert])
+    def add(self, key: Hashable, expert: Expert | GroupValues, contributor: Hashable | None = None) -> None:
+        """Add an expert under a key of its own; its member counts who contributed it, by default somebody new."""
+        self.add_many({key: expert}, {} if contributor is None else {key: contributor})
 
-    def add_many(self, experts: Sequence[Expert | GroupValues]) -> None:
+    def add_many(self, experts: Experts, contributors: Mapping[Any, Hashable] | None = None) -> None:
         """Add all experts, or none if one of them does not fit. One by one or at once gives the same up to rounding."""
-        self._update(self._checked(experts), 1)
+        checked = self._checked(experts)
+        twice = [key for key in experts if key in self._keys]
+        if twice:
+            raise MergettaError(f"The pool has an expert {twice[0]!r} already.")
+        self._update(checked, 1)
         self._spread = self._with_spreads(experts, 1)
+        self._keys |= experts.keys()
+        if self._clusters is not None:
+            for key, expert in experts.items():
+                self._clusters.add(key, expert, (contributors or {}).get(key))
 
-    def remove(self, expert: Expert | GroupValues) -> None:
+    def remove(self, key: Hashable, expert: Expert | GroupValues) -> None:
         """Undo `add` of the same expert."""
-        if not self.count:
-            raise MergettaError("The pool is empty: there is no expert to remove.")
-        experts = self._checked([expert])
+        self._check_held([key])
+        experts = self._checked({key: expert})
         if self.count == 1:
             self._clear()  # nothing is left, not even rounding
-        else:
-            self._update(experts, -1)
-            self._spread = self._with_spreads([expert], -1)
+            return
+        self._update(experts, -1)
+        self._spread = self._with_spreads({key: expert}, -1)
+        self._keys.remove(key)
+        if self._clusters is not None:
+            self._clusters.remove(key, expert)
 
-    def _with_spreads(self, experts: Sequence[Expert | GroupValues], sign: int) -> list[Matrix | float]:
-        found = [e.spread.astype(np.float64) for e in experts if isinstance(e, Expert) and e.spread is not None]
+    def _check_held(self, keys: Iterable[Hashable]) -> None:
+        for key in keys:
+            if key not in self._keys:
+                raise MergettaError(f"The pool has no expert {key!r}.")
+
+    def _with_spreads(self, experts: Experts, sign: int) -> list[Matrix | float]:
+        told = [expert.spread for expert in experts.values() if isinstance(expert, Expert)]
+        found = [spread.astype(np.float64) for spread in told if spread is not None]
         return [self._spread[0] + sign * sum(found, start=np.zeros(())), self._spread[1] + sign * len(found)]
 
     def bundle(
@@ -110,12 +138,14 @@ class Pool:
         family: str = "",
         settings: Mapping[str, Any] | None = None,
         moment_tolerance: float = MOMENT_TOLERANCE,
-        without: Sequence[Expert | GroupValues] = (),
+        without: Experts | None = None,
     ) -> Bundle:
         """What `build_bundle` makes of the experts in the pool; `without` leaves some of them out, for this once.
 
         `settings` are added to the bundle's own, for what only the experts know: the loss and the domains.
         """
+        without = without or {}
+        self._check_held(without)
         count = self.count - len(without)
         if count < 1:
             raise MergettaError("A bundle needs at least one expert.")
@@ -126,7 +156,7 @@ class Pool:
         if not np.isfinite(initial):
             raise MergettaError(f"initial must be one finite number, not {initial}.")
         total_spread, spreads = self._with_spreads(without, -1)
-        without = self._checked(without)
+        left_out = self._checked(without)
         between: dict[str, float] = {}
         basis: dict[str, Matrix] = {}
         coefficients: dict[str, Matrix] = {}
@@ -134,7 +164,7 @@ class Pool:
             matrix, total, dust = self._scatter[name], self._sum[name], self._dust[name]
             if without:
                 matrix, total = matrix.copy(), total.copy()
-                dust += shift(matrix, total, self._tasks(name, without), -1)
+                dust += shift(matrix, total, self._tasks(name, left_out), -1)
             threshold = None if tolerance is None else tolerance * (origin.size if tolerance_per_entry else 1)
             moves = name in self._weights
             if not moves:  # the source model is one of the domains
@@ -168,10 +198,13 @@ class Pool:
             "reduce": True,
             "moment_tolerance": float(moment_tolerance),
             "initial": float(initial),
+            "members": self.members,
         }
-        return Bundle(
-            self._groups, basis, coefficients, tuple(frozen), family, variances, {**facts, **(settings or {})}
-        )
+        members = None
+        if self._clusters is not None:
+            members = (self._clusters.without(without) if without else self._clusters).members(basis)
+        facts |= settings or {}
+        return Bundle(self._groups, basis, coefficients, tuple(frozen), family, variances, facts, members)
 
     def energy_kept(self, bundle: Bundle) -> dict[str, float]:
         """Share of each group's energy that a bundle's directions keep: 1 − R of the paper; 1 where there is none."""
@@ -181,15 +214,10 @@ class Pool:
             kept[name] = float(np.vdot(basis @ self._scatter[name], basis)) / trace if trace > 0 else 1.0
         return kept
 
-    def _checked(self, experts: Sequence[Expert | GroupValues]) -> list[dict[str, Matrix]]:
+    def _checked(self, experts: Experts) -> list[dict[str, Matrix]]:
         """All of them before any is used: a pool cannot forget half an expert, or an infinite value."""
-        found = [as_float32(values_of(expert)) for expert in experts]
-        layers = len(moment_pairs(self._base)) or 1
-        if any(isinstance(e, Expert) and e.spread is not None and e.spread.shape != (2, layers) for e in experts):
-            raise MergettaError("The expert has a spread of another model's layers.")
-        for i, expert in enumerate(found):
-            check_groups(expert, self._groups, f"Expert {i + 1}" if len(found) > 1 else "The expert")
-        return [as_mixed(expert) for expert in found]
+        whats = ["The expert"] if len(experts) == 1 else [f"Expert {i + 1}" for i in range(len(experts))]
+        return [mixed_values(e, self._groups, what) for e, what in zip(experts.values(), whats, strict=True)]
 
     def _tasks(self, name: str, experts: Sequence[GroupValues]) -> Matrix:
         """(n, D): trimmed task vectors, as `build_bundle` makes them."""
@@ -201,13 +229,6 @@ class Pool:
             chunk = experts[first : first + CHUNK]
             for name, matrix in self._scatter.items():
                 self._dust[name] += shift(matrix, self._sum[name], self._tasks(name, chunk), sign)
-        self.count += sign * len(experts)
-
-
-def as_float32(values: GroupValues) -> dict[str, Matrix]:
-    """As experts and bundles hold them; what is too large becomes infinite, and is refused as such."""
-    with np.errstate(over="ignore"):
-        return {name: np.asarray(vector, dtype=np.float32) for name, vector in values.items()}
 
 
 def shift(matrix: Matrix, total: Matrix, tasks: Matrix, sign: int) -> float:

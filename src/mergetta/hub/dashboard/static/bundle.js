@@ -2,7 +2,7 @@
 
 import { axis, colours, draw as drawChart, lineStyle, localTime, narrow, plain } from "./charts.js";
 import { get } from "./hub.js";
-import { ago, byId, bytes, count, setText, showFilled, tiles } from "./page.js";
+import { ago, byId, bytes, cell, count, fillTable, named, numberCell, setText, showFilled, tiles } from "./page.js";
 
 export async function load(family) {
   if (!family.bundle) return { bundle: null, history: [] };
@@ -16,7 +16,7 @@ export async function load(family) {
 export function draw({ bundle, history }, { family }) {
   showFilled("bundle", bundle !== null);
   if (!bundle) return;
-  const { ranks, energy, frozen, domains } = bundle.summary;
+  const { ranks, energy, frozen, domains, members } = bundle.summary;
   const groups = Object.keys(ranks).length;
   tiles("bundle-tiles", [
     ["Experts merged", count(bundle.experts), `${count(domains)} domains`],
@@ -26,11 +26,15 @@ export function draw({ bundle, history }, { family }) {
     ["Built", ago(bundle.created), family.up_to_date ? "up to date" : "a newer one is being built"],
   ]);
   setText(byId("bundle-id"), bundle.id);
+  byId("members").hidden = !members.length;
+  fillTable("member-table", members.map((each, i) => ({ ...each, i })), (each) => each.i, memberCells);
   drawChart("ranks", rankBars(ranks, frozen, family));
   drawChart("energy", energyBars(energy, frozen, family));
   drawChart("history", steps(history, family));
 }
 
+const memberCells = ({ member, experts, contributors }) =>
+  [cell(named(member)), numberCell(count(experts)), numberCell(count(contributors))];
 const mean = (values) => (values.length ? values.reduce((sum, each) => sum + each, 0) / values.length : null);
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
 
