@@ -138,7 +138,8 @@ def adapting(runtime: Runtime, variant: str) -> Predict:
 def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     """Imports no torch."""
     from mergetta.device.governor import SETTLED, Governor
-    from mergetta.runtimes.onnx_runtime import OnnxRuntime, open_session
+    from mergetta.runtimes.onnx_runtime import OnnxRuntime
+    from mergetta.runtimes.onnx_session import open_session
 
     if variant == "deployed":
         session = open_session(folder / "deployed.onnx", "deployed.onnx", threads, ["CPUExecutionProvider"])
