@@ -163,7 +163,7 @@ class PlainModel(DeviceModel):
     def forward(self, images: Tensor, groups: list[Tensor]) -> tuple[Tensor, ...]:  # type: ignore[override]
         values = dict(zip(self.names, groups, strict=True))
         logits = torch.func.functional_call(self.model, values, ((images - self.mean) / self.std,))
-        return logits, self.watcher.features(), self.watcher.signature()
+        return logits, self.watcher.features(), self.watcher.signature(pooled=True)
 
 
 class Traced(NamedTuple):
