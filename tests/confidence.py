@@ -9,7 +9,7 @@ import numpy as np
 from mergetta import Expert
 from mergetta.adapters.forward_only.zo_merge_plus import HELD
 from mergetta.groups import Group
-from mergetta.runtimes.base import Classifier, Output, shares_of
+from mergetta.runtimes.base import Classifier, Output, Predict, shares_of, unfolded
 
 CLASSES = 4
 
@@ -54,6 +54,9 @@ class Confidence:
         features = groups["n.weight"] * x
         signature = np.stack([images.mean((0, 2, 3)), images.var((0, 2, 3)) + 1])
         return Output(features, features, signature, each if moments else None)
+
+    def folded(self, groups: Any) -> Predict:
+        return unfolded(self, groups)
 
 
 def expert(value: float, signature: np.ndarray | None = None, batch_norm: bool = False, **parts: Any) -> Expert:

@@ -141,6 +141,39 @@ class RuntimeContract:
         with pytest.raises(MergettaError, match="between 0 and 1"):
             subject(images, given=given)
 
+    def test_folded_is_the_same_with_all_given(self, subject: Runtime, images: np.ndarray) -> None:
+        groups = {name: value * 1.1 + 0.1 for name, value in subject.groups.items()}
+        for wanted in (subject.groups, groups):
+            folded = subject.folded(wanted)
+            for batch in (images, images[:1]):
+                before = subject.forwarded
+                output = folded(batch)
+                assert subject.forwarded == before + len(batch)
+                assert output.moments is None
+                for one, two in zip(output[:3], subject(batch, wanted, 1.0)[:3], strict=True):
+                    np.testing.assert_allclose(one, two, atol=1e-4, rtol=1e-4)
+
+    def test_folded_keeps_its_groups(self, subject: Runtime, images: np.ndarray) -> None:
+        """Whatever happens to the arrays that it was made of, and to others that are made after it."""
+        groups = {name: value.copy() for name, value in subject.groups.items()}
+        folded = subject.folded(groups)
+        before = folded(images).logits
+        for value in groups.values():
+            value[:] = 7.0
+        other = subject.folded(groups)
+        assert np.abs(other(images).logits - before).max() > 1e-3
+        np.testing.assert_array_equal(folded(images).logits, before)
+
+    def test_folded_checks_like_any_pass(self, subject: Runtime, images: np.ndarray) -> None:
+        name = next(iter(subject.groups))
+        for bad in ({**subject.groups, name: np.zeros(1, np.float32)}, {**subject.groups, "x": np.zeros(2)}, {}):
+            with pytest.raises(MergettaError):
+                subject.folded(bad)
+        folded = subject.folded(subject.groups)
+        for wrong in (images[0], images * 255, images[:0]):
+            with pytest.raises(MergettaError):
+                folded(wrong)
+
     def test_counts_images(self, subject: Runtime, images: np.ndarray) -> None:
         before = subject.forwarded
         subject(images)

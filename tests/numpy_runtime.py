@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mergetta.groups import Group, check_groups
-from mergetta.runtimes.base import Classifier, Output, check_images, shares_of
+from mergetta.runtimes.base import Classifier, Output, check_images, shares_of, unfolded
 
 
 class NumpyRuntime:
@@ -33,6 +33,9 @@ class NumpyRuntime:
         logits = hidden @ self.classifier.weight.T + self.classifier.bias
         none = np.zeros((len(images), 2, 0), np.float32) if moments else None
         return Output(logits, hidden, np.stack([x.mean(axis=0), x.var(axis=0)]), none)
+
+    def folded(self, groups):
+        return unfolded(self, groups)
 
     def shift(self, groups):
         return groups["a.bias"]

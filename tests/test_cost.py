@@ -17,7 +17,15 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         (row["runtime"], row["variant"]): row for row in cost.measure_model("fashion-bn", 8, 1, 1, lambda text: None)
     }
     assert set(rows) == {("onnx", v) for v in cost.ONNX} | {("torch", v) for v in cost.TORCH}
-    wanted = {"deployed": 1, "inference": 1, "adapting": 3, "two-forward": 2, "settled": 1, "int8-adapting": 3}
+    wanted = {
+        "deployed": 1,
+        "inference": 1,
+        "adapting": 3,
+        "two-forward": 2,
+        "settled": 1,
+        "folded": 1,
+        "int8-adapting": 3,
+    }
     assert {variant: rows["onnx", variant]["forwards"] for variant in wanted} == wanted
     assert 1 <= rows["onnx", "zo-merge-plus"]["forwards"] <= 3
     assert rows["onnx", "inference"]["seconds_ratio"] == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,9 @@ from .moving import moved
 
 pytest.importorskip("onnxscript")
 
-from mergetta.runtimes.export import set_metadata, to_onnx
+from mergetta.runtimes.export import export_onnx, metadata, set_metadata, to_onnx, to_plain_onnx
+from mergetta.runtimes.folded import Folded
+from mergetta.runtimes.onnx_metadata import plain_path
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +45,128 @@ class TestOnnxRuntime(RuntimeContract):
     @pytest.fixture
     def subject(self, onnx_runtime: OnnxRuntime) -> OnnxRuntime:
         return onnx_runtime
+
+
+@pytest.fixture(scope="session")
+def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The files as `mergetta export` writes them, each model with its plain graph beside it."""
+    folder = tmp_path_factory.mktemp("device")
+    for name in ("fashion-bn", "fashion-vit"):
+        export_onnx(load_family(name), folder / f"{name}.onnx")
+    return {name: folder / f"{name}.onnx" for name in ("fashion-bn", "fashion-vit")}
+
+
+@pytest.fixture
+def foldable(family: Family, device: dict[str, Path]) -> OnnxRuntime:
+    return OnnxRuntime(device[family.name], threads=1)
+
+
+class TestFoldableRuntime(RuntimeContract):
+    @pytest.fixture
+    def subject(self, foldable: OnnxRuntime) -> OnnxRuntime:
+        return foldable
+
+
+class TestFolded:
+    def test_the_same_numbers_everywhere(self, family: Family, foldable: OnnxRuntime, images: np.ndarray) -> None:
+        runtime = TorchRuntime(family)
+        for groups in (runtime.groups, changed(runtime)):
+            folded = foldable.folded(groups)
+            assert isinstance(folded, Folded)
+            for batch in (1, 5, 48):
+                outputs = [
+                    folded(images[:batch]),
+                    foldable(images[:batch], groups, 1.0),
+                    runtime.folded(groups)(images[:batch]),
+                ]
+                for other in outputs[1:]:
+                    for a, b in zip(outputs[0][:3], other[:3], strict=True):
+                        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+
+    def test_no_norm_layer_is_left_behind_a_convolution(self, device: dict[str, Path], tmp_path: Path) -> None:
+        """But the stem's, whose output is looked at before it."""
+        import onnx
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED  # beyond: other operators
+        options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+        groups = OnnxRuntime(device["fashion-bn"]).groups
+        values = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in groups.items()}
+        options.add_external_initializers(list(values), list(values.values()))
+        ort.InferenceSession(plain_path(device["fashion-bn"]), options)
+        kinds = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
+        before = onnx.load(plain_path(device["fashion-bn"]), load_external_data=False).graph.node
+        assert sum(node.op_type == "BatchNormalization" for node in before) == 15
+        assert kinds.count("BatchNormalization") == 1
+        assert "If" not in kinds
+
+    def test_without_its_file_the_model_runs_as_it_is(
+        self, device: dict[str, Path], images: np.ndarray, tmp_path: Path
+    ) -> None:
+        alone = tmp_path / "alone.onnx"
+        alone.write_bytes(device["fashion-bn"].read_bytes())
+        runtime = OnnxRuntime(alone)
+        groups = changed(runtime)
+        folded = runtime.folded(groups)
+        assert not isinstance(folded, Folded)
+        np.testing.assert_array_equal(folded(images).logits, runtime(images, groups, 1.0).logits)
+        given = OnnxRuntime(alone.read_bytes(), plain=plain_path(device["fashion-bn"]).read_bytes())
+        assert isinstance(given.folded(groups), Folded)
+        with pytest.raises(MergettaError, match="No such file"):
+            OnnxRuntime(alone, plain=tmp_path / "none.onnx").folded(groups)
+
+    def test_damaged_or_of_another_model(self, device: dict[str, Path], tmp_path: Path) -> None:
+        data = plain_path(device["fashion-bn"]).read_bytes()
+        runtime = OnnxRuntime(device["fashion-bn"], plain=data[: len(data) // 2])
+        with pytest.raises(MergettaError, match="plain model is damaged, or not an ONNX model"):
+            runtime.folded(runtime.groups)
+        with pytest.raises(MergettaError, match="damaged"):
+            OnnxRuntime(device["fashion-bn"], plain=plain_path(device["fashion-vit"])).folded(runtime.groups)
+        with pytest.raises(MergettaError, match="damaged"):
+            OnnxRuntime(device["fashion-bn"], plain=device["fashion-vit"]).folded(runtime.groups)
+        other = to_plain_onnx(load_family("fashion-bn"))
+        set_metadata(other, digest="another export")
+        with pytest.raises(MergettaError, match="does not belong to this model: export both again"):
+            OnnxRuntime(device["fashion-bn"], plain=other.SerializeToString()).folded(runtime.groups)
+
+    def test_an_int8_model_has_none(self, device: dict[str, Path], images: np.ndarray, tmp_path: Path) -> None:
+        """Not even if the plain graph of a float model still stands where it is written."""
+        from mergetta.runtimes.quantize import quantize_dynamic
+
+        small = tmp_path / "model.onnx"
+        small.write_bytes(quantize_dynamic(to_onnx(load_family("fashion-vit"))).SerializeToString())
+        plain_path(small).write_bytes(plain_path(device["fashion-vit"]).read_bytes())
+        runtime = OnnxRuntime(small)
+        folded = runtime.folded(runtime.groups)
+        np.testing.assert_array_equal(folded(images).logits, runtime(images, given=1.0).logits)
+        assert not isinstance(folded, Folded)
+
+    def test_the_device_needs_neither_onnx_nor_torch(self, device: dict[str, Path]) -> None:
+        code = f"""
+            import sys
+            sys.modules["onnx"] = sys.modules["onnxscript"] = sys.modules["torch"] = None
+            import numpy as np
+            from mergetta import OnnxRuntime
+            runtime = OnnxRuntime({str(device["fashion-bn"])!r}, threads=1)
+            folded = runtime.folded(runtime.groups)
+            images = np.random.default_rng(0).random((4, 1, 28, 28)).astype(np.float32)
+            print(type(folded).__name__, np.abs(folded(images).logits - runtime(images, given=1.0).logits).max() < 1e-4)
+        """
+        result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+        assert result.stdout.split() == ["Folded", "True"], result.stderr
+
+    def test_the_file_tells_nothing_of_the_machine_and_holds_no_groups(self, device: dict[str, Path]) -> None:
+        import onnx
+
+        for path in device.values():
+            data = plain_path(path).read_bytes()
+            proto = onnx.load_from_string(data)
+            assert b"site-packages" not in data
+            assert [entry.name for entry in proto.graph.input] == ["images"]
+            assert metadata(proto)["digest"] == OnnxRuntime(path).metadata["plain"]
+            names = {group.name for group in OnnxRuntime(path).structure}
+            assert {t.name for t in proto.graph.initializer if not t.HasField("raw_data")} >= names
 
 
 def changed(runtime: Runtime, scale: float = 0.1) -> dict[str, np.ndarray]:
@@ -148,18 +275,22 @@ def test_same_trajectory_as_torch(family: Family, onnx_runtime: OnnxRuntime, ima
 @pytest.mark.parametrize(
     ("name", "size"), [("resnet50", 64), ("vit_tiny_patch16_224", 224), ("tf_efficientnet_lite0", 128)]
 )
-def test_public_architectures(name: str, size: int) -> None:
+def test_public_architectures(name: str, size: int, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, num_classes=7).eval()
     family = Family(name, model, Preprocessing((0.5,) * 3, (0.5,) * 3, size), tuple("abcdefg"), f"timm:{name}")
-    runtime, device = TorchRuntime(family), OnnxRuntime(to_onnx(family).SerializeToString())
+    export_onnx(family, tmp_path / "model.onnx")
+    runtime, device = TorchRuntime(family), OnnxRuntime(tmp_path / "model.onnx")
     pixels = np.random.default_rng(0).random((3, 3, size, size)).astype(np.float32)
     groups = {name: value + 0.1 for name, value in runtime.groups.items()}
     for given in (0.0, 0.3, 1.0):
         one, other = (r(pixels, groups, given, moments=True) for r in (runtime, device))
         np.testing.assert_allclose(one.logits, other.logits, atol=1e-4, rtol=1e-4)
         np.testing.assert_allclose(one.moments, other.moments, atol=1e-4, rtol=1e-4)
+    folded = device.folded(groups)
+    assert isinstance(folded, Folded)
+    np.testing.assert_allclose(folded(pixels).logits, runtime(pixels, groups, 1.0).logits, atol=1e-4, rtol=1e-4)
     assert device.structure == runtime.structure
 
 

@@ -3,7 +3,9 @@
 Times are interleaved: each round runs every variant once, so that a slow moment of the machine hits all of them. Memory
 is the peak resident size of a fresh process per variant, and beside it what the C allocator holds at the end (ONNX
 Runtime's arena lives there and is not given back between batches). Two references: the same graph without adaptation,
-and the model as one would deploy it (BatchNorm folded into the convolutions, nothing adjustable).
+and the model as anyone would deploy it (`deployed`: a plain export in evaluation mode, nothing of ours, not even the
+normalisation of pixels). `folded` is what a device runs once it has settled, `settled` the governor on the adjustable
+graph.
 """
 
 from __future__ import annotations
@@ -35,14 +37,15 @@ ONNX = (
     "adapting",
     "two-forward",
     "settled",
+    "folded",
     "zo-merge-plus",
     "int8-inference",
     "int8-adapting",
 )
 TORCH = ("inference", "adapting", "tent", "deyo", "roid")
 MODELS: dict[str, dict[str, Any]] = {
-    "fashion-bn": {"batches": (64, 200)},
-    "fashion-vit": {"batches": (64, 200)},
+    "fashion-bn": {"batches": (64, 1, 200)},
+    "fashion-vit": {"batches": (64, 1, 200)},
     "resnet-50": {"batches": (8,), "rounds": 4, "architecture": "resnet-50", "options": {}},
     "vit-b-16": {
         "batches": (8,),
@@ -52,6 +55,8 @@ MODELS: dict[str, dict[str, Any]] = {
         | {"ratio": 4},
     },
 }
+SINGLE = 50
+"""Frames per round where a batch is one: a camera shows one after the other, and one alone is over in no time."""
 Predict = Callable[[np.ndarray], Any]
 Variant = tuple[Predict, Callable[[], int]]
 """Predict a batch; how many images have been forwarded so far."""
@@ -74,12 +79,12 @@ def export_all(model: str, folder: Path, batch: int) -> None:
     """The files that the measured processes need: adjustable, int8, and as one would deploy it."""
     import torch
 
-    from mergetta.runtimes.export import quiet, to_onnx
+    from mergetta.runtimes.export import quiet, to_onnx, to_plain_onnx, write_models
     from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
 
     family = family_of(model)
     exact = to_onnx(family)
-    (folder / "model.onnx").write_bytes(exact.SerializeToString())
+    write_models(folder / "model.onnx", exact, to_plain_onnx(family))
     images = some_images(family, batch)
     np.save(folder / "images.npy", images)
     batch_norm = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in family.model.modules())
@@ -88,7 +93,7 @@ def export_all(model: str, folder: Path, batch: int) -> None:
     with quiet():
         plain = torch.onnx.export(
             family.model.requires_grad_(False),
-            (torch.from_numpy(images[:2]),),
+            (torch.from_numpy(some_images(family, 2)),),
             dynamo=True,
             dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
             input_names=["images"],
@@ -138,7 +143,8 @@ def adapting(runtime: Runtime, variant: str) -> Predict:
 def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     """Imports no torch."""
     from mergetta.device.governor import SETTLED, Governor
-    from mergetta.runtimes.onnx_runtime import OnnxRuntime, open_session
+    from mergetta.runtimes.onnx_runtime import OnnxRuntime
+    from mergetta.runtimes.onnx_session import open_session
 
     if variant == "deployed":
         session = open_session(folder / "deployed.onnx", "deployed.onnx", threads, ["CPUExecutionProvider"])
@@ -155,6 +161,8 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
         return runtime, lambda: runtime.forwarded
     if kind.startswith("adapting") or kind in METHODS:
         return adapting(runtime, kind), lambda: runtime.forwarded
+    if kind == "folded":
+        return runtime.folded(some_bundle(runtime).merge()), lambda: runtime.forwarded
     sides = 1 if kind == "two-forward" else 2
     adapter = ZOMerge(runtime, some_bundle(runtime), loss="entropy", sides=sides, keep_history=10)
     if kind == "settled":
@@ -241,15 +249,17 @@ def measure_model(
         runs = {key: create(*key, model, folder, threads) for key in variants}
         times: dict[tuple[str, str], list[float]] = {key: [] for key in variants}
         forwards: dict[tuple[str, str], float] = {}
+        repeats = SINGLE if batch == 1 else 1
         for number in range(rounds + 1):  # the first warms up
             progress(f"{model}, batch {batch}: round {number} of {rounds}")
             for key, (predict, counted) in runs.items():
                 before, start = counted(), time.perf_counter()
-                predict(images)
+                for _ in range(repeats):
+                    predict(images)
                 seconds = time.perf_counter() - start
                 if number:
                     times[key].append(seconds)
-                    forwards[key] = (counted() - before) / len(images)
+                    forwards[key] = (counted() - before) / (len(images) * repeats)
         runs.clear()
         peaks = {}
         for key in variants:

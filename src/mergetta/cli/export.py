@@ -1,4 +1,4 @@
-"""`mergetta export`: a torch family → the ONNX file of a weak device."""
+"""`mergetta export`: a torch family → the ONNX files of a weak device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Int8(StrEnum):
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="The ONNX file to write.")],
+    out: Annotated[Path, typer.Option(help="The ONNX file to write; the plain graph goes beside it.")],
     family: Annotated[
         str, typer.Option(help="An embedded or public family, `module:function` for one's own, or a checkpoint.")
     ] = "fashion-bn",
@@ -44,13 +44,16 @@ def command(
 ) -> None:
     """Export a model with adjustable norm layers: one file for plain inference and for adaptation.
 
+    Beside it stands a plain graph (`model.plain.onnx`) for a device that has settled, which costs there what a model
+    costs that was never adjustable. An int8 model has none.
+
     Example: `mergetta export --family fashion-vit --int8 dynamic --out fashion-vit-int8.onnx`
     """
     from mergetta.adapters.forward_only.source_features import measure_source
     from mergetta.errors import MergettaError
     from mergetta.files import write_atomically
     from mergetta.models.family import load_family
-    from mergetta.runtimes.export import set_metadata, to_onnx
+    from mergetta.runtimes.export import set_metadata, to_onnx, to_plain_onnx, write_models
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
     from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
 
@@ -61,6 +64,7 @@ def command(
     images = clean_images(calibration, len(source.preprocessing.mean), size or source.preprocessing.size)
     with console.status(f"exporting {family}"):
         model = to_onnx(source, size)
+        plain = None if int8 else to_plain_onnx(source, size)
         if int8 is Int8.dynamic:
             model = quantize_dynamic(model)
         elif int8 is Int8.static and images is not None:
@@ -68,7 +72,10 @@ def command(
     if images is not None:
         measured = measure_source(OnnxRuntime(model.SerializeToString()), batches(images))
         set_metadata(model, features=[values.tolist() for values in measured])
-    write_atomically(out, model.SerializeToString())
+    if plain is None:
+        write_atomically(out, model.SerializeToString())
+    else:
+        write_models(out, model, plain)
     console.print(f"{out}: {source.fingerprint}, {out.stat().st_size:,} bytes{f', int8 {int8}' if int8 else ''}")
 
 

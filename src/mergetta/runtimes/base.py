@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,7 +11,7 @@ from array_api_compat import array_namespace
 
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
-from mergetta.groups import Group, GroupValues, Vector
+from mergetta.groups import Group, GroupValues, Vector, check_groups
 
 TOLERANCE = 1e-3  # rounding of resized or augmented pixels
 
@@ -26,6 +27,10 @@ class Output(NamedTuple):
     """(2, C): per-channel mean and variance after the stem, over this batch."""
     moments: Array | None = None
     """If asked for, (B, 2, C): mean and variance of each image in the input of every BatchNorm layer, side by side."""
+
+
+Predict = Callable[[Array], Output]
+"""One forward pass over raw pixels in [0, 1], NCHW."""
 
 
 class Classifier(NamedTuple):
@@ -71,6 +76,29 @@ class Runtime(Protocol):
         normalises with, for all channels or one number for each (as `moments_of` lays them out); the rest is the
         batch's own. 1 is independent of the batch. `moments` asks for those of each image at every BatchNorm layer.
         """
+
+    def folded(self, groups: GroupValues) -> Predict:
+        """The model with these groups for good, for a caller that has settled on them.
+
+        It gives what `self(images, groups, given=1.0)` gives, at the cost of a plain model where the runtime can fold
+        norm layers into the convolutions, and counts its images as `forwarded` here. Making it takes a moment.
+        """
+
+
+def unfolded(runtime: Runtime, groups: GroupValues) -> Predict:
+    """`Runtime.folded` where nothing can be folded: the runtime itself, with a copy of the groups."""
+    kept = copy_of(groups, runtime)
+
+    def predict(images: Array) -> Output:
+        return runtime(images, kept, 1.0)
+
+    return predict
+
+
+def copy_of(groups: GroupValues, runtime: Runtime) -> dict[str, Vector]:
+    """Float32 vectors that nobody else can change, or one sentence if they are not groups of this runtime."""
+    check_groups(groups, runtime.groups, "The set of groups")
+    return {name: np.array(value, dtype=np.float32) for name, value in groups.items()}
 
 
 def shares_of(given: float | Vector, channels: int) -> Vector:

@@ -1,5 +1,6 @@
-"""A torch family → one ONNX file that serves plain inference and adaptation alike. Needs the extra `export`.
+"""A torch family → the ONNX files of a device: an adjustable one and, beside it, a plain one. Needs the extra `export`.
 
+The adjustable file serves plain inference and adaptation alike.
 Inputs: `images` (raw pixels in [0, 1], any batch size), and as optional inputs every group by its name (the source
 value unless given) and, if there is BatchNorm, `given` (the share α of the mean and variance groups, one number per
 channel of all layers, 1 unless given) and `observe` (whether the moments of the images are wanted though nothing is
@@ -7,17 +8,21 @@ normalised with them, false unless given). With images alone it is the source mo
 observed, no layer reduces over the batch.
 Outputs: `logits`, `features`, `signature`, `moments`; `groups` (all groups in one vector, in order),
 `classifier_weight` and `classifier_bias`, from which a runtime reads its constants.
+
+The plain file is for a device that has settled. Its only input is `images`, its outputs are `logits`, `features` and
+`signature`, and its groups are constants whose values stand nowhere: a device hands them over when it opens the file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,25 +37,30 @@ from mergetta.groups import moment_pairs
 from mergetta.models.discovery import BlockOf, find_classifier, find_groups, open_batch_norms
 from mergetta.models.family import Family
 from mergetta.models.watch import Watcher, image_moments
-from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, VERSION
+from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, PLAIN_FORMAT, PLAIN_OUTPUTS, VERSION, plain_path
 
 if TYPE_CHECKING:
     import onnx
 
 
 def export_onnx(family: Family, path: str | Path, size: int | None = None, block_of: BlockOf | None = None) -> None:
-    """Write the device model of a family.
+    """Write the device model of a family, and its plain graph beside it.
 
     >>> export_onnx(load_family("fashion-bn"), "fashion-bn.onnx")   # doctest: +SKIP
     """
-    write_atomically(path, to_onnx(family, size, block_of).SerializeToString())
+    write_models(path, to_onnx(family, size, block_of), to_plain_onnx(family, size, block_of))
+
+
+def write_models(path: str | Path, model: onnx.ModelProto, plain: onnx.ModelProto) -> None:
+    """The two files of a device, which say that they belong together."""
+    set_metadata(model, plain=metadata(plain)["digest"])
+    write_atomically(plain_path(path), plain.SerializeToString())
+    write_atomically(path, model.SerializeToString())
 
 
 def to_onnx(family: Family, size: int | None = None, block_of: BlockOf | None = None) -> onnx.ModelProto:
     """The device model; `size` is the height and width of its images if the family does not say."""
-    size = size or family.preprocessing.size
-    if not size:
-        raise MergettaError("The family does not say how large its images are: give a size.")
+    size = image_size(family, size)
     model = DeviceModel(family, block_of)
     example = torch.rand(2, len(family.preprocessing.mean), size, size)
     shapes = ({0: torch.export.Dim("batch", min=1)}, None, None, [None] * len(model.names))
@@ -71,6 +81,37 @@ def to_onnx(family: Family, size: int | None = None, block_of: BlockOf | None = 
     make_optional(proto, defaults)
     write_metadata(proto, family, model, size)
     return proto
+
+
+def to_plain_onnx(family: Family, size: int | None = None, block_of: BlockOf | None = None) -> onnx.ModelProto:
+    """The same network in evaluation mode, its groups being constants without values."""
+    size = image_size(family, size)
+    model = PlainModel(family, block_of)
+    example = torch.rand(2, len(family.preprocessing.mean), size, size)
+    with quiet():
+        program = torch.onnx.export(
+            model,
+            (example, list(model.values)),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)}, [None] * len(model.names)),
+            input_names=["images", *model.names],
+            output_names=list(PLAIN_OUTPUTS),
+        )
+    assert program is not None
+    proto = program.model_proto
+    strip(proto)
+    leave_open(proto, model.names)
+    digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    add_metadata(proto, {"format": PLAIN_FORMAT, "family": family.fingerprint, "digest": digest})
+    return proto
+
+
+def image_size(family: Family, size: int | None) -> int:
+    """Height and width of the images: as given, or as the family says."""
+    size = size or family.preprocessing.size
+    if not size:
+        raise MergettaError("The family does not say how large its images are: give a size.")
+    return size
 
 
 class DeviceModel(nn.Module):
@@ -114,6 +155,15 @@ class DeviceModel(nn.Module):
             self.classifier.weight * 1.0,  # an output of its own, not the parameter itself
             bias * 1.0,
         )
+
+
+class PlainModel(DeviceModel):
+    """The same without anything of the batch's own."""
+
+    def forward(self, images: Tensor, groups: list[Tensor]) -> tuple[Tensor, ...]:  # type: ignore[override]
+        values = dict(zip(self.names, groups, strict=True))
+        logits = torch.func.functional_call(self.model, values, ((images - self.mean) / self.std,))
+        return logits, self.watcher.features(), self.watcher.signature(pooled=True)
 
 
 class Traced(NamedTuple):
@@ -211,11 +261,39 @@ def make_optional(proto: onnx.ModelProto, defaults: dict[str, Tensor]) -> None:
             proto.graph.initializer.append(numpy_helper.from_array(value.numpy(), name))
 
 
+def leave_open(proto: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Turn inputs into constants that are said to stand in another file, which a device replaces as it opens this one.
+
+    ONNX Runtime replaces no others, and does so before it optimises the graph.
+    """
+    from onnx import TensorProto
+
+    for position, entry in reversed(list(enumerate(proto.graph.input))):
+        if entry.name not in names:
+            continue
+        shape = [dimension.dim_value for dimension in entry.type.tensor_type.shape.dim]
+        constant = TensorProto(name=entry.name, data_type=TensorProto.FLOAT, dims=shape)
+        constant.data_location = TensorProto.EXTERNAL
+        constant.external_data.add(key="location", value="groups")
+        proto.graph.initializer.append(constant)
+        del proto.graph.input[position]
+
+
+def metadata(proto: onnx.ModelProto) -> dict[str, Any]:
+    """What an exported model says about itself."""
+    return next((json.loads(entry.value) for entry in proto.metadata_props if entry.key == "mergetta"), {})
+
+
 def set_metadata(proto: onnx.ModelProto, **changes: Any) -> None:
     """Change entries of an exported model's metadata."""
     for entry in proto.metadata_props:
         if entry.key == "mergetta":
             entry.value = json.dumps({**json.loads(entry.value), **changes})
+
+
+def add_metadata(proto: onnx.ModelProto, header: dict[str, Any]) -> None:
+    entry = proto.metadata_props.add()
+    entry.key, entry.value = "mergetta", json.dumps(header)
 
 
 def write_metadata(proto: onnx.ModelProto, family: Family, model: DeviceModel, size: int) -> None:
@@ -229,5 +307,4 @@ def write_metadata(proto: onnx.ModelProto, family: Family, model: DeviceModel, s
         "classes": list(family.classes),
         "signature": None if family.signature is None else family.signature.tolist(),
     }
-    entry = proto.metadata_props.add()
-    entry.key, entry.value = "mergetta", json.dumps(header)
+    add_metadata(proto, header)

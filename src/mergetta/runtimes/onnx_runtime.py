@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
 from mergetta.files import expect
 from mergetta.groups import Group, GroupValues, Vector, check_groups
-from mergetta.runtimes.base import Classifier, Output, check_images, shares_of
-from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, VERSION
+from mergetta.runtimes.base import Classifier, Output, Predict, check_images, shares_of, unfolded
+from mergetta.runtimes.folded import Folded
+from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, VERSION, plain_path
+from mergetta.runtimes.onnx_session import metadata_of, open_session, run_session
 
 
 class OnnxRuntime:
@@ -31,16 +31,23 @@ class OnnxRuntime:
         threads: int | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),
         batch_size: int | None = None,
+        plain: str | Path | bytes | None = None,
     ) -> None:
-        """`threads` per operator (default: ONNX Runtime's choice); with `batch_size`, larger batches are refused."""
+        """`threads` per operator (default: ONNX Runtime's choice); with `batch_size`, larger batches are refused.
+
+        `plain` is the graph for `folded` (default: the file that `mergetta export` writes beside the model).
+        """
         source = "the model" if isinstance(model, bytes) else str(model)
         self._session = open_session(model, source, threads, providers)
         header = read_metadata(self._session, source)
         self.metadata = header
         self.family: str = expect(header, "family", str, source)
         self.structure = tuple(Group(*fields) for fields in expect(header, "groups", list, source))
-        self.batch_size = batch_size
+        self.threads, self.providers, self.batch_size = threads, tuple(providers), batch_size
         self.forwarded = 0
+        if plain is None and not isinstance(model, bytes) and plain_path(model).is_file():
+            plain = plain_path(model)
+        self._plain = plain if "plain" in header else None
         optional = {entry.name for entry in self._session.get_overridable_initializers()}
         missing = [group.name for group in self.structure if group.name not in optional]
         if missing:
@@ -52,13 +59,13 @@ class OnnxRuntime:
 
     @cached_property
     def groups(self) -> dict[str, Vector]:
-        (everything,) = self._run(["groups"], self._blank())
+        (everything,) = run_session(self._session, ["groups"], self._blank())
         ends = np.cumsum([group.size for group in self.structure])[:-1]
         return {group.name: part for group, part in zip(self.structure, np.split(everything, ends), strict=True)}
 
     @cached_property
     def classifier(self) -> Classifier:
-        return Classifier(*self._run(["classifier_weight", "classifier_bias"], self._blank()))
+        return Classifier(*run_session(self._session, ["classifier_weight", "classifier_bias"], self._blank()))
 
     @property
     def signature(self) -> np.ndarray | None:
@@ -75,6 +82,22 @@ class OnnxRuntime:
         self, images: Array, groups: GroupValues | None = None, given: float | Vector = 0.0, moments: bool = False
     ) -> Output:
         shares = shares_of(given, self._channels)
+        x = self.prepare(images)
+        feeds = {"images": x, **self._feed(groups)}
+        if self._blends:
+            feeds |= {"given": np.ascontiguousarray(shares), "observe": np.array(moments)}
+        self.forwarded += len(x)
+        outputs = ["logits", "features", "signature", *(["moments"] if moments else [])]
+        return Output(*run_session(self._session, outputs, feeds))
+
+    def folded(self, groups: GroupValues) -> Predict:
+        """A second session, with the weights in memory a second time. An int8 model, or one whose plain graph is not
+        there, has nothing to fold and runs as it is.
+        """
+        return unfolded(self, groups) if self._plain is None else Folded(self, self._plain, groups)
+
+    def prepare(self, images: Array) -> np.ndarray:
+        """Pixels as sessions take them, or one sentence."""
         try:
             x = np.ascontiguousarray(images, dtype=np.float32)
         except (TypeError, ValueError) as error:
@@ -84,53 +107,16 @@ class OnnxRuntime:
             raise MergettaError(
                 f"A batch of {len(x)} images is larger than the {self.batch_size} this device was set to."
             )
-        feeds = {"images": x, **self._feed(groups)}
-        if self._blends:
-            feeds |= {"given": np.ascontiguousarray(shares), "observe": np.array(moments)}
-        self.forwarded += len(x)
-        return Output(*self._run(["logits", "features", "signature", *(["moments"] if moments else [])], feeds))
+        return x
 
     def _blank(self) -> dict[str, np.ndarray]:
         size = int(self.metadata["size"])
         return {"images": np.zeros((1, int(self.metadata["channels"]), size, size), np.float32)}
 
-    def _run(self, outputs: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        try:
-            return self._session.run(outputs, feeds)  # type: ignore[no-any-return]
-        except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
-            shape = feeds["images"].shape
-            raise MergettaError(
-                f"The model cannot take images of shape {shape}: {' '.join(str(error).split())}"
-            ) from error
-
-
-def open_session(model: str | Path | bytes, source: str, threads: int | None, providers: Sequence[str]) -> Any:
-    """From a file rather than its bytes where possible: the weights then exist once in memory."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    if threads:
-        options.intra_op_num_threads = threads
-    available = ort.get_available_providers()
-    unknown = set(providers) - set(available)
-    if unknown:
-        raise MergettaError(f"ONNX Runtime has no provider {min(unknown)!r} here, only {', '.join(available)}.")
-    if not isinstance(model, bytes) and not Path(model).is_file():
-        raise MergettaError(f"Cannot read {model}: No such file.")
-    try:
-        return ort.InferenceSession(
-            model if isinstance(model, bytes) else str(model), options, providers=list(providers)
-        )
-    except Exception as error:
-        raise MergettaError(f"{source} is damaged, or not an ONNX model: {' '.join(str(error).split())}") from error
-
 
 def read_metadata(session: Any, source: str) -> dict[str, Any]:
-    text = session.get_modelmeta().custom_metadata_map.get("mergetta")
-    try:
-        header = json.loads(text or "")
-    except ValueError:
-        header = None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
+    header = metadata_of(session)
+    if header.get("format") != FORMAT:
         raise MergettaError(f"{source} was not written by `mergetta export`: its groups are not adjustable.")
     if not isinstance(header.get("version"), int) or header["version"] > VERSION:
         raise MergettaError(

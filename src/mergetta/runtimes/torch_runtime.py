@@ -17,7 +17,7 @@ from mergetta.groups import Group, GroupValues, Vector, check_groups
 from mergetta.models.discovery import find_classifier, find_groups, open_batch_norms
 from mergetta.models.family import Family
 from mergetta.models.watch import Watcher, image_moments
-from mergetta.runtimes.base import Classifier, Output, check_images, shares_of
+from mergetta.runtimes.base import Classifier, Output, Predict, check_images, shares_of, unfolded
 
 
 class TorchRuntime:
@@ -74,6 +74,9 @@ class TorchRuntime:
         if isinstance(images, Tensor):
             return output
         return Output(*(None if value is None else value.numpy(force=True) for value in output))
+
+    def folded(self, groups: GroupValues) -> Predict:
+        return unfolded(self, groups)
 
     def forward(self, images: Any, groups: Mapping[str, Tensor], moments: bool = False) -> Output:
         """A pass that gradients can flow through, with the batch's own statistics.

@@ -1,0 +1,63 @@
+"""Opens and runs ONNX Runtime sessions; whatever goes wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from mergetta.errors import MergettaError
+
+
+def open_session(
+    model: str | Path | bytes,
+    source: str,
+    threads: int | None,
+    providers: Sequence[str],
+    initializers: Mapping[str, ort.OrtValue] | None = None,
+) -> Any:
+    """From a file rather than its bytes where possible: the weights then exist once in memory.
+
+    `initializers` are constants that the file leaves open. The session reads them where they are, so they must live as
+    long as it does.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if threads:
+        options.intra_op_num_threads = threads
+    available = ort.get_available_providers()
+    unknown = set(providers) - set(available)
+    if unknown:
+        raise MergettaError(f"ONNX Runtime has no provider {min(unknown)!r} here, only {', '.join(available)}.")
+    if not isinstance(model, bytes) and not Path(model).is_file():
+        raise MergettaError(f"Cannot read {model}: No such file.")
+    if initializers:
+        options.add_external_initializers(list(initializers), list(initializers.values()))
+    try:
+        return ort.InferenceSession(
+            model if isinstance(model, bytes) else str(model), options, providers=list(providers)
+        )
+    except Exception as error:
+        raise MergettaError(f"{source} is damaged, or not an ONNX model: {' '.join(str(error).split())}") from error
+
+
+def run_session(session: Any, outputs: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    try:
+        return session.run(outputs, feeds)  # type: ignore[no-any-return]
+    except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
+        shape = feeds["images"].shape
+        raise MergettaError(f"The model cannot take images of shape {shape}: {' '.join(str(error).split())}") from error
+
+
+def metadata_of(session: Any) -> dict[str, Any]:
+    """What `mergetta export` wrote into the model; nothing if it was not that."""
+    text = session.get_modelmeta().custom_metadata_map.get("mergetta")
+    try:
+        header = json.loads(text or "")
+    except ValueError:
+        return {}
+    return header if isinstance(header, dict) else {}
