@@ -1,6 +1,6 @@
 """The measurements behind docs/device.md, on the ONNX runtime.
 
-python scripts/device_results.py governor [SUITE [BATCH]]   # a stream that changes domain six times; about 5 minutes
+python scripts/device_results.py governed [SUITE [BATCH]]   # a stream that changes domain six times; about 5 minutes
 python scripts/device_results.py int8                       # int8 ViT, adapted or not, 15 corruptions; about 10 minutes
 """
 
@@ -17,7 +17,7 @@ from mergetta.bench.pools import make_expert
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import Suite, load_suite
 from mergetta.bundle import Bundle
-from mergetta.device.governor import Governor
+from mergetta.adapters.wrappers.governed import Governed
 from mergetta.groups import last_blocks
 from mergetta.runtimes.export import to_onnx
 from mergetta.runtimes.quantize import quantize_dynamic
@@ -37,23 +37,23 @@ def bundle_of(suite: Suite, runtime: OnnxRuntime, experts: list[Expert]) -> Bund
     return build_bundle(runtime.groups, experts, frozen=frozen, **settings.model_dump(exclude={"frozen_blocks"}))
 
 
-def governor(name: str = "fashion-bn", batch_size: str = "64") -> None:
+def governed(name: str = "fashion-bn", batch_size: str = "64") -> None:
     suite = load_suite(name).restricted(samples=2000)
     runtime = OnnxRuntime(to_onnx(load_family(name)).SerializeToString(), threads=1)
     for seed in range(3):
         experts = experts_of(suite, seed)
         bundle = bundle_of(suite, runtime, [e for domain, e in experts.items() if domain not in SIX])
-        for sides, modes in ((2, ("merge", "always", "governor")), (1, ("governor",))):
+        for sides, modes in ((2, ("merge", "always", "governed")), (1, ("governed",))):
             for mode in modes:
                 adapter = ZOMerge(runtime, bundle, "roid", lr=5e-3, delta=0.1, sides=sides, seed=seed)
-                device = Governor(adapter)
+                device = Governed(adapter)
                 runtime.forwarded = wrong = images = 0
                 woken: list[str] = []
                 for domain in SIX:
                     stream = list(target_of(load_suite(name), domain).stream(seed, int(batch_size)))[:60]
                     for number, (batch, labels) in enumerate(stream):
                         before = device.shifts
-                        if mode == "governor":
+                        if mode == "governed":
                             logits = device.predict(batch)
                         else:
                             logits = adapter.predict(batch, adapt=mode == "always")
@@ -63,7 +63,7 @@ def governor(name: str = "fashion-bn", batch_size: str = "64") -> None:
                         images += len(labels)
                 print(
                     f"seed {seed}, {sides}-sided, {mode}: error {100 * wrong / images:.2f} %, "
-                    f"{runtime.forwarded / images:.2f} passes, woken at {woken}, {device.rollbacks} rollbacks",
+                    f"{runtime.forwarded / images:.2f} passes, woken at {woken}, {device.fallbacks} fallbacks",
                     flush=True,
                 )
 
@@ -89,4 +89,4 @@ def int8() -> None:
 
 
 if __name__ == "__main__":
-    {"governor": governor, "int8": int8}[sys.argv[1]](*sys.argv[2:])
+    {"governed": governed, "int8": int8}[sys.argv[1]](*sys.argv[2:])

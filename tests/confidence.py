@@ -1,17 +1,19 @@
-"""Models that are only more or less sure, for the tests of zo-merge-plus."""
+"""Models that are only more or less sure, for the tests of race-merge and of its wrappers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mergetta import Expert
-from mergetta.adapters.forward_only.zo_merge_plus import HELD
+from mergetta import Expert, build_bundle
+from mergetta.adapters.forward_only.race_merge import RaceMerge, RaceSettings
 from mergetta.groups import Group
-from mergetta.runtimes.base import Classifier, Output, Predict, shares_of, unfolded
+from mergetta.runtimes.base import Classifier, Output, Predict, Runtime, shares_of, unfolded
 
 CLASSES = 4
+HELD = RaceSettings().held
 
 
 class Confidence:
@@ -21,7 +23,7 @@ class Confidence:
     """
 
     family = ""
-    signature = None
+    signature: np.ndarray | None = None
 
     def __init__(self, batch_norm: bool = False) -> None:
         self.groups = {"n.weight": np.ones(1, np.float32)}
@@ -62,6 +64,11 @@ class Confidence:
 def expert(value: float, signature: np.ndarray | None = None, batch_norm: bool = False, **parts: Any) -> Expert:
     groups = Confidence(batch_norm).groups | {"n.weight": np.array([value], np.float32)}
     return Expert(groups, "", f"value {value}", signature, **parts)
+
+
+def race_merge(runtime: Runtime, experts: Sequence[Expert], source: Any = None, **options: Any) -> RaceMerge:
+    """Of a bundle whose members are these experts."""
+    return RaceMerge(runtime, build_bundle(runtime.groups, experts, family=runtime.family), source, **options)
 
 
 def each_in_turn() -> np.ndarray:

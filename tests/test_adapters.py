@@ -66,7 +66,7 @@ class TestForwardOnlyWithoutTorch(AdapterContract):
         return create_adapter(name, runtime, **needed(name, runtime, images))
 
 
-@pytest.mark.parametrize("name", ["zo-merge", "zo-merge-plus", "t3a", "cola", "merge"])
+@pytest.mark.parametrize("name", ["zo-merge", "race-merge", "t3a", "cola", "merge"])
 def test_torch_tensors_give_the_same_numbers(name: str, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
     adapter = create_adapter(name, bn_runtime, **needed(name, bn_runtime, images))
     first = [adapter.predict(images) for _ in range(2)]

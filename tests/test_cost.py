@@ -27,7 +27,7 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         "int8-adapting": 3,
     }
     assert {variant: rows["onnx", variant]["forwards"] for variant in wanted} == wanted
-    assert 1 <= rows["onnx", "zo-merge-plus"]["forwards"] <= 3
+    assert 1 <= rows["onnx", "race-merge"]["forwards"] <= 3
     assert rows["onnx", "inference"]["seconds_ratio"] == 1
     assert rows["onnx", "deployed"]["deployed_ratio"] == 1
     assert rows["torch", "tent"]["memory_ratio"] == 1.5
@@ -39,7 +39,7 @@ def test_memory_is_of_a_fresh_process_without_torch(tmp_path) -> None:  # type: 
     cost.export_all("fashion-bn", tmp_path, 8)
     plain = cost.peak_memory("onnx", "inference", "fashion-bn", tmp_path, 1)
     adapting, plus = (
-        cost.peak_memory("onnx", variant, "fashion-bn", tmp_path, 1) for variant in ("adapting", "zo-merge-plus")
+        cost.peak_memory("onnx", variant, "fashion-bn", tmp_path, 1) for variant in ("adapting", "race-merge")
     )
     assert 30 < plain.peak < 200  # this very test process holds torch and is larger
     assert max(adapting.peak, plus.peak) < 1.10 * plain.peak

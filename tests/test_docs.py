@@ -44,7 +44,7 @@ def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image
     space = {"stream": [images, images]}
     exec(compile(block, "README.md", "exec"), space)
     assert space["logits"].shape == (len(images), 10)
-    assert space["adapter"].steps == 2
+    assert space["adapter"].status().weights.keys() == {"fog@5", "frost@5", "source model"}
 
 
 def test_example_method_runs() -> None:

@@ -480,7 +480,7 @@ class TestBadInput:
     def test_reports(self, pool: Fleet) -> None:
         good = {
             "family": FAMILY, "device": "camera-1", "time": time.time(), "state": "adapting", "batches": 3,
-            "images": 192, "entropy": 0.4, "loss": None, "coefficients": {"dimension": 8, "norm": 1.0, "moved": 0.1},
+            "images": 192, "entropy": 0.4, "loss": None, "moved": 0.1, "weights": {"fog": 0.7},
         }  # fmt: skip
         later = {**good, "time": good["time"] + 1, "batches": 4, "entropy": None}
         for _ in range(2):  # a device that got no answer sends again
@@ -489,7 +489,16 @@ class TestBadInput:
         assert [(d["device"], d["last"]["batches"]) for d in found] == [("camera-1", 4)]
         history = pool.call("GET", f"/v1/families/{FAMILY}/devices/camera-1/reports").json()
         assert [r["batches"] for r in history] == [3, 4]
-        for change in ({"images": [[1]]}, {"image": "x"}, {"device": "../x"}, {"entropy": "NaN"}, {"state": "lost"}):
+        many = {str(i): 0.1 for i in range(300)}
+        for change in (
+            {"weights": many},
+            {"weights": {"fog": "x"}},
+            {"images": [[1]]},
+            {"image": "x"},
+            {"device": "../x"},
+            {"entropy": "NaN"},
+            {"state": "lost"},
+        ):
             answer = pool.call("POST", "/v1/reports", json=[{**good, **change}])
             assert answer.status_code == 422
             assert isinstance(answer.json()["detail"], str)

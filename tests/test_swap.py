@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from mergetta import Bundle, MergettaError, ZOMerge, build_bundle
-from mergetta.device.governor import ADAPTING, SETTLED, Governor
+from mergetta.adapters.base import ADAPTING, SETTLED
+from mergetta.adapters.wrappers.governed import Governed
 
 from .numpy_runtime import NumpyRuntime
 from .stub_hub import make_bundle
-from .test_device import domain
+from .test_governed import domain
 
 
 def tiny(basis: list[list[float]], coefficients: list[float], frozen: tuple[str, ...] = ()) -> Bundle:
@@ -82,7 +83,7 @@ class TestSwap:
     def test_the_same_bundle_changes_nothing(self) -> None:
         one, other = (self.adapted() for _ in range(2))
         one.swap(Bundle.from_bytes(make_bundle().to_bytes()))
-        assert one.state == other.state == SETTLED
+        assert one.status().phase == other.status().phase == SETTLED
         assert one.adapter.history == other.adapter.history
         images = domain(1, 6)
         for batch in images:
@@ -91,33 +92,33 @@ class TestSwap:
             np.testing.assert_array_equal(one.state_dict()[name], value)
 
     def test_another_bundle(self) -> None:
-        governor = self.adapted()
-        steps, prior = governor.adapter.steps, governor.adapter.loss.mean_prediction
-        before = governor.adapter.merged()
-        governor.swap(make_bundle(1))
-        assert governor.state == ADAPTING
-        assert governor.shifts == 0
-        assert not governor.adapter.history
-        np.testing.assert_array_equal(governor.adapter.loss.mean_prediction, prior)
-        governor.predict(domain(0, 1)[0])
-        assert governor.adapter.steps == steps + 1
-        assert any((governor.adapter.merged()[n] != before[n]).any() for n in before)
+        governed = self.adapted()
+        steps, prior = governed.adapter.steps, governed.adapter.loss.mean_prediction
+        before = governed.adapter.merged()
+        governed.swap(make_bundle(1))
+        assert governed.status().phase == ADAPTING
+        assert governed.shifts == 0
+        assert not governed.adapter.history
+        np.testing.assert_array_equal(governed.adapter.loss.mean_prediction, prior)
+        governed.predict(domain(0, 1)[0])
+        assert governed.adapter.steps == steps + 1
+        assert any((governed.adapter.merged()[n] != before[n]).any() for n in before)
 
     def test_one_that_does_not_fit_changes_nothing(self) -> None:
-        governor = self.adapted()
-        before = governor.state_dict()
+        governed = self.adapted()
+        before = governed.state_dict()
         small = {"a.weight": np.ones(3, np.float32)}
         huge = make_bundle(1)
         huge = Bundle(huge.base, huge.basis, {n: w + 3e38 for n, w in huge.coefficients.items()})
         with np.errstate(over="ignore", invalid="ignore"):
             for wrong in (make_bundle(family="other"), build_bundle(small, [small]), huge):
                 with pytest.raises(MergettaError):
-                    governor.swap(wrong)
+                    governed.swap(wrong)
         for name, value in before.items():
-            np.testing.assert_array_equal(governor.state_dict()[name], value)
+            np.testing.assert_array_equal(governed.state_dict()[name], value)
 
-    def adapted(self) -> Governor:
-        governor = Governor(ZOMerge(NumpyRuntime(), make_bundle(), "roid", delta=0.1), max_steps=4)
+    def adapted(self) -> Governed:
+        governed = Governed(ZOMerge(NumpyRuntime(), make_bundle(), "roid", delta=0.1), max_steps=4)
         for batch in domain(0, 5):
-            governor.predict(batch)
-        return governor
+            governed.predict(batch)
+        return governed

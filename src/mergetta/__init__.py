@@ -1,8 +1,8 @@
 """mergetta keeps a deployed image classifier accurate when its data changes, on devices that only run inference.
 
-    from mergetta import Bundle, TorchRuntime, ZOMerge
+    from mergetta import Bundle, RaceMerge, TorchRuntime
 
-    adapter = ZOMerge(TorchRuntime(family), Bundle.load("bundle.safetensors"))
+    adapter = RaceMerge(TorchRuntime(family), Bundle.load("bundle.safetensors"))
     for images in stream:                     # NCHW, raw pixels in [0, 1]
         logits = adapter.predict(images)
 
@@ -18,6 +18,8 @@ from mergetta.errors import MergettaError
 
 if TYPE_CHECKING:
     from mergetta.adapters import create_adapter, list_adapters
+    from mergetta.adapters.backprop.expert_training import train_expert
+    from mergetta.adapters.forward_only.race_merge import RaceMerge
     from mergetta.adapters.forward_only.zo_merge import ZOMerge
     from mergetta.bundle import Bundle
     from mergetta.expert import Expert
@@ -33,12 +35,14 @@ _HOMES = {
     "Expert": "mergetta.expert",
     "Family": "mergetta.models.family",
     "OnnxRuntime": "mergetta.runtimes.onnx_runtime",
+    "RaceMerge": "mergetta.adapters.forward_only.race_merge",
     "TorchRuntime": "mergetta.runtimes.torch_runtime",
     "ZOMerge": "mergetta.adapters.forward_only.zo_merge",
     "build_bundle": "mergetta.merging",
     "create_adapter": "mergetta.adapters",
     "list_adapters": "mergetta.adapters",
     "load_family": "mergetta.models.family",
+    "train_expert": "mergetta.adapters.backprop.expert_training",
 }
 
 __all__ = [
@@ -47,12 +51,14 @@ __all__ = [
     "Family",
     "MergettaError",
     "OnnxRuntime",
+    "RaceMerge",
     "TorchRuntime",
     "ZOMerge",
     "build_bundle",
     "create_adapter",
     "list_adapters",
     "load_family",
+    "train_expert",
 ]
 
 

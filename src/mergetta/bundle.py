@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -160,7 +161,7 @@ class Bundle:
                 )
             if not (np.isfinite(basis).all() and np.isfinite(coefficients).all()):
                 raise MergettaError(f"The bundle holds NaN or infinite values in group {name!r}.")
-        if self.variances is not None and self.variances.images.shape[1] != len(moment_pairs(self.base)):
+        if self.variances is not None and self.variances.images.shape[1] != (len(moment_pairs(self.base)) or 1):
             raise MergettaError("The bundle's variances are of other layers than its moments.")
         if self.members is not None:
             self.members.check(self.base, self.basis)
@@ -282,6 +283,11 @@ class Bundle:
             return cls(**parts, frozen=frozen, family=family, variances=variances, settings=settings, members=members)
         except MergettaError as error:
             raise MergettaError(f"{source} cannot be used: {error}") from error
+
+    @cached_property
+    def digest(self) -> str:
+        """What a hub knows it by."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def save(self, path: str | Path) -> None:
         write_atomically(path, self.to_bytes())

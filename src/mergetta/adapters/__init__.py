@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any
 
@@ -61,7 +61,7 @@ METHODS: dict[str, Method] = {
     "cola": Method("forward_only.cola:CoLA", needs="experts", passes=1),
     "merge": Method("forward_only.merge:Merge", needs="bundle", passes=1),
     "zo-merge": Method("forward_only.zo_merge:ZOMerge", needs="bundle", passes=4.5),
-    "zo-merge-plus": Method("forward_only.zo_merge_plus:ZOMergePlus", needs="experts", measured="source", passes=2.8),
+    "race-merge": Method("forward_only.race_merge:RaceMerge", needs="bundle", measured="source", passes=2),
     "tent": Method("backprop.tent:Tent"),
     "deyo": Method("backprop.deyo:DeYO", passes=4),
     "roid": Method("backprop.roid:ROID", passes=5.5),
@@ -102,7 +102,7 @@ def create_adapter(name: str, runtime: Runtime, **options: Any) -> Adapter:
 
 
 def accepted_options(kind: type) -> set[str]:
-    """Keywords of the constructor, following **options to the base classes."""
+    """Keywords of the constructor, following **options to the base classes and to the method's settings."""
     names: set[str] = set()
     for cls in kind.__mro__:
         if "__init__" not in vars(cls):
@@ -111,4 +111,6 @@ def accepted_options(kind: type) -> set[str]:
         names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
+    if hasattr(kind, "Settings"):
+        names |= {field.name for field in fields(kind.Settings)}
     return names - {"self", "runtime"}

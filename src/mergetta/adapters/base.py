@@ -4,13 +4,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mergetta.arrays import Array
+from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import check_groups
 from mergetta.runtimes.base import Runtime
+
+ADAPTING, SETTLED = "adapting", "settled"
+
+
+@dataclass(frozen=True)
+class Status:
+    """How an adapter is doing, for people, reports and tests."""
+
+    phase: str = ADAPTING
+    """`settled` when there is nothing left to try."""
+    steps: int = 0
+    """Zeroth-order steps that were taken, or candidates that were tried."""
+    shifts: int = 0
+    """How often the domain was found to have changed."""
+    fallbacks: int = 0
+    """How often it went back to where it started, or to the source model."""
+    normalises: str = ""
+    """What BatchNorm normalises with."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of each member of the bundle, and of the source model."""
+    loss: float | None = None
+    """In the last step."""
+    moved: float | None = None
+    """How far the coefficients are from where they started."""
 
 
 class Adapter(ABC):
@@ -23,8 +49,24 @@ class Adapter(ABC):
     def predict(self, images: Array) -> Array:
         """Logits of a batch; adapts before, while or after it predicts, as the method has it."""
 
+    def look(self, images: Array) -> Array:
+        """Logits of more images, such as another view of the batch, without any adaptation to them."""
+        state = self.state_dict()
+        try:
+            return self.predict(images)
+        finally:
+            self.load_state_dict(state)
+
+    def swap(self, bundle: Bundle) -> bool:
+        """Go on with another bundle, if the method works on one; whether anything has changed."""
+        raise MergettaError("This method works on no bundle, and cannot take another one.")
+
     def reset(self) -> None:
         """Back to the state of a new adapter."""
+
+    def status(self) -> Status:
+        """How it is doing."""
+        return Status()
 
     def state_dict(self) -> dict[str, Any]:
         """All that the stream has changed; `load_state_dict` continues from it exactly."""

@@ -38,7 +38,7 @@ ONNX = (
     "two-forward",
     "settled",
     "folded",
-    "zo-merge-plus",
+    "race-merge",
     "int8-inference",
     "int8-adapting",
 )
@@ -142,7 +142,7 @@ def adapting(runtime: Runtime, variant: str) -> Predict:
 
 def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     """Imports no torch."""
-    from mergetta.device.governor import SETTLED, Governor
+    from mergetta.adapters.wrappers.governed import Governed
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
     from mergetta.runtimes.onnx_session import open_session
 
@@ -166,9 +166,9 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     sides = 1 if kind == "two-forward" else 2
     adapter = ZOMerge(runtime, some_bundle(runtime), loss="entropy", sides=sides, keep_history=10)
     if kind == "settled":
-        governor = Governor(adapter, sensitivity=1e9)
-        governor.state = SETTLED
-        return governor.predict, lambda: runtime.forwarded
+        governed = Governed(adapter)
+        governed.settled = True
+        return governed.predict, lambda: runtime.forwarded
     return adapter.predict, lambda: runtime.forwarded
 
 

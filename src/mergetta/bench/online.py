@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from mergetta.adapters import find_method
-from mergetta.adapters.backprop.base import BackpropAdapter
 from mergetta.adapters.base import Adapter
+from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.arrays import Array
 from mergetta.bench.cells import Cell
 from mergetta.bench.inputs import source_of, target_of
 from mergetta.bench.suite import Suite
 from mergetta.bundle import Bundle
-from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.onnx_runtime import OnnxRuntime
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
@@ -38,11 +36,10 @@ def online(
     seconds = 0.0
     runtime.forwarded = 0
     skipped = getattr(adapter, "skipped", 0)
+    viewed = Mirrored(adapter) if suite.methods[cell.method].mirror else adapter
     for images, labels in target_of(suite, cell.domain).stream(cell.seed, suite.batch_size, suite.order):
         start = time.perf_counter()
-        logits = adapter.predict(images)
-        if suite.methods[cell.method].mirror:
-            logits = with_mirrored(logits, images, adapter, runtime)
+        logits = viewed.predict(images)
         seconds += time.perf_counter() - start
         after(images)
         wrong.append(int(np.count_nonzero(np.argmax(logits, axis=1) != labels)))
@@ -78,19 +75,6 @@ def online(
         record["dimension"] = bundle.dimension
         record["ranks"] = {name: len(w) if name in bundle.moving else 0 for name, w in bundle.coefficients.items()}
     return record
-
-
-def with_mirrored(logits: Array, images: Array, adapter: Adapter, runtime: TorchRuntime | OnnxRuntime) -> np.ndarray:
-    """Mean probabilities of a batch and its mirror image.
-
-    Back-propagation learns from the former only, and sees the latter after that step.
-    """
-    mirrored = np.ascontiguousarray(images[:, :, :, ::-1])
-    if isinstance(adapter, BackpropAdapter):
-        second = adapter.returned(torch.from_numpy(runtime(mirrored, adapter.groups).logits)).numpy()
-    else:
-        second = adapter.predict(mirrored)
-    return np.asarray(np.log(softmax(logits) / 2 + softmax(second) / 2 + 1e-12))
 
 
 def in_portions(wrong: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:

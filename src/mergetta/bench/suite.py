@@ -31,6 +31,7 @@ class BundleSettings(BaseModel):
     initial: float = 0.1
     reduce: bool = True
     tolerance_per_entry: bool = True
+    members: int = Field(default=16, ge=0)
     frozen_blocks: int = 1
     recipe: str | None = None
     """Another way to merge (`mergetta.merging.recipes`), instead of all of the above but `frozen_blocks`."""

@@ -13,7 +13,7 @@ from mergetta.cli import bench
 STORY = """[bold]mergetta demo[/]: a small image classifier meets 15 kinds of corruption it was never trained on.
  1. Strong devices adapt to one corruption each by back-propagation and share their norm-layer weights (experts).
  2. The server condenses the experts into a bundle; the target's own expert is always left out.
- 3. A weak device merges the bundle and tunes some 50 coefficients with forward passes only, while it predicts.
+ 3. A weak device asks with forward passes only which members of the bundle fit, merges those, and predicts.
 All of it is compared online on the same streams; tent, deyo and roid back-propagate on the target itself."""
 
 

@@ -38,7 +38,7 @@ def command(
         str | None,
         typer.Option(
             help="Clean images: FILE.npz, a folder, or `fashion`; 512 are enough. `--int8 static` needs them, and "
-            "transformers run by `run --experts` gain from them."
+            "transformers gain from them in `run`."
         ),
     ] = None,
 ) -> None:

@@ -218,7 +218,12 @@ def demo(
                 live.start()
                 live.update(fleet_table(news), refresh=True)
             elif row["error"] is not None and len(pictures) % 10 == 0:
-                console.print(f"{news.seconds:4.0f} s: {news.experts:2} experts, error {row['error']:.1f} %")
+                each = ", ".join(
+                    f"{d.domain} {error:.0f}"
+                    for d in news.devices
+                    if (error := d.error(slice(-IMAGES, None))) is not None
+                )
+                console.print(f"{news.seconds:4.0f} s: {news.experts:2} experts, error {row['error']:.1f} % ({each})")
         live.stop()
         if last is None:
             return

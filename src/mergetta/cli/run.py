@@ -9,9 +9,9 @@ import logging
 import platform
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,13 +20,8 @@ from rich.live import Live
 if TYPE_CHECKING:
     from mergetta.device.agent import Agent
     from mergetta.device.stream import Item
-    from mergetta.expert import Expert
 
 T = TypeVar("T")
-STEPS = ("loss", "lr", "delta", "sides", "every", "max_steps", "budget", "seed")
-"""Options of the paper's method."""
-PLUS = ("mirror",)
-"""Options of zo-merge-plus."""
 LINK = ("verify_key", "ca", "device", "hub_folder", "refresh", "exclude", "exclude_own")
 """Options of what a hub gives."""
 Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
@@ -42,37 +37,25 @@ def command(
     images: Annotated[str, typer.Option(help="FILE.npz, a folder of images, or `-` for raw frames on standard input.")],
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `mergetta build` wrote.")] = None,
     hub: Annotated[str | None, typer.Option(help="Address of a hub, instead of --bundle.")] = None,
-    experts: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder of experts, instead of --bundle: run zo-merge-plus, which has none of the options of steps "
-            "(--loss, --lr, --delta, --sides, --every, --max-steps, --budget, --seed)."
-        ),
+    method: Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the paper's steps).")] = "race-merge",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="NAME=VALUE of the method, such as lr=0.01 of zo-merge; may be repeated."),
     ] = None,
+    mirror: Annotated[
+        bool,
+        typer.Option(
+            help="Look at the mirrored image too, as long as that changes predictions. Only where it means the same: "
+            "not for text, digits, left and right."
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(help="Predictions: one JSON object per line, or CSV if it ends in .csv.")] = Path(
         "predictions.jsonl"
     ),
     state: Annotated[Path | None, typer.Option(help="Survives a crash: start again with it to go on.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
-    loss: Annotated[str | None, typer.Option(help="`entropy`, `roid` or `deyo` (default: the experts' own).")] = None,
-    lr: Annotated[float, typer.Option(help="Step size η.")] = 5e-3,
-    delta: Annotated[
-        float | None, typer.Option(help="Perturbation δ (default: what `mergetta calibrate` found, else 0.1).")
-    ] = None,
-    sides: Annotated[int, typer.Option(min=1, max=2, help="1: one loss evaluation less per step, noisier.")] = 2,
-    every: Annotated[int, typer.Option(min=1, help="Adapt on every k-th batch only.")] = 1,
-    max_steps: Annotated[int, typer.Option(min=1, help="Most steps before settling in a domain.")] = 10,
-    budget: Annotated[float | None, typer.Option(help="Most forward passes per image, on average.")] = None,
-    mirror: Annotated[
-        bool,
-        typer.Option(
-            help="With --experts: look at the mirrored image too, as long as that changes predictions. Only where it "
-            "means the same: not for text, digits, left and right."
-        ),
-    ] = True,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random directions.")] = 0,
     token: Token = None,
     verify_key: VerifyKey = None,
     ca: Authorities = None,
@@ -89,26 +72,22 @@ def command(
 
     Example: `mergetta run --model m.onnx --bundle b.safetensors --images photos/ --state state.safetensors`
 
-    Example: `mergetta run --model m.onnx --experts experts/ --images photos/`
+    Example: `mergetta run --model m.onnx --hub https://hub.example --token … --images photos/ --batch-size 1`
     """
-    from mergetta.adapters.forward_only.normaliser import Normaliser
-    from mergetta.adapters.forward_only.zo_merge import ZOMerge
-    from mergetta.adapters.forward_only.zo_merge_plus import ZOMergePlus
     from mergetta.bundle import Bundle
     from mergetta.device.agent import Agent
-    from mergetta.device.governor import Governor
+    from mergetta.device.methods import create
     from mergetta.device.state import bundle_of
-    from mergetta.device.steady import Steady
     from mergetta.device.stream import batched, open_stream
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
-    if sum(given is not None for given in (bundle, hub, experts)) != 1:
-        raise typer.BadParameter("Give one of --bundle, --hub and --experts.")
-    for name in (*(STEPS if experts else PLUS), *(() if hub else LINK)):
+    if (bundle is None) == (hub is None):
+        raise typer.BadParameter("Give one of --bundle and --hub.")
+    for name in () if hub else LINK:
         given = context.get_parameter_source(name)
         if given and given.name == "COMMANDLINE":
-            place = "--bundle or --hub" if name in STEPS else "--experts" if name in PLUS else "--hub"
-            raise typer.BadParameter(f"--{name.replace('_', '-')} goes with {place} only.")
+            raise typer.BadParameter(f"--{name.replace('_', '-')} goes with --hub only.")
+    options = dict(parse_option(text) for text in option or ())
     runtime = OnnxRuntime(model, threads=threads)
     with contextlib.ExitStack() as stack:
         link = None
@@ -123,20 +102,13 @@ def command(
             link = HubLink(client, runtime.family, hub_folder, name, refresh, exclude or (), exclude_own, groups)
             stack.callback(link.stop)
             merged = link.start(bundle_of(state) if state else None)
-        elif bundle is not None:
-            merged = Bundle.load(bundle, runtime.family)
-        governor: Governor | Steady
-        if experts is not None:
-            pool, source = load_experts(experts, runtime.family), runtime.metadata.get("features")
-            governor = Steady(ZOMergePlus(runtime, pool, source, mirror=mirror))
+            digest = link.id
         else:
-            if delta is None:
-                delta = float(runtime.metadata.get("delta", 0.1))
-            chosen = str(loss or merged.settings.get("loss") or "roid")
-            normalise = Normaliser.of_bundle(runtime, merged)
-            adapter = ZOMerge(runtime, merged, chosen, lr, delta, 5.0, seed, sides, 1000, normalise)
-            governor = Governor(adapter, max_steps=max_steps, every=every, budget=budget)
-        agent = Agent(governor, runtime.metadata["classes"], out, state, link)
+            assert bundle is not None
+            merged = Bundle.load(bundle, runtime.family)
+            digest = merged.digest
+        adapter = create(method, runtime, merged, options, mirror)
+        agent = Agent(adapter, digest, runtime.metadata["classes"], out, state, link)
         channels, size = runtime.metadata["channels"], runtime.metadata["size"]
         stream = open_stream(images, channels, size, agent.position, parse(frame), sys.stdin.buffer)
         follow(agent, until_interrupted(batched(stream, batch_size)))
@@ -146,19 +118,27 @@ def command(
         return
     Console().print(
         f"{out}: {summary.images} images ({summary.bad} bad), {summary.forwards:.2f} forward passes per image, "
-        f"{summary.steps} steps, {summary.shifts} shifts, {summary.rollbacks} rollbacks, "
-        f"{summary.state or 'nothing to do'}; normalised with {summary.normalises}",
+        f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks, "
+        f"{summary.state or 'nothing to do'}; normalised with {summary.normalises}{heaviest(summary.weights)}",
         highlight=False,
     )
 
 
-def load_experts(folder: Path, family: str) -> list[Expert]:
-    from mergetta.expert import Expert
+def parse_option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE: a number, true, false, or text."""
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise typer.BadParameter(f"--option must be NAME=VALUE, not {text!r}.")
+    try:
+        return name.replace("-", "_"), json_format.loads(value)
+    except ValueError:
+        return name.replace("-", "_"), value
 
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise typer.BadParameter(f"There are no experts (*.safetensors) in {folder}.")
-    return [Expert.load(file, family) for file in files]
+
+def heaviest(weights: Mapping[str, float]) -> str:
+    """The members that count most."""
+    ranked = sorted(weights.items(), key=lambda item: -item[1])[:3]
+    return "; merged " + ", ".join(f"{name} {weight:.2f}" for name, weight in ranked) if ranked else ""
 
 
 def follow(agent: Agent, batches: Iterator[list[Item]]) -> None:
@@ -167,9 +147,9 @@ def follow(agent: Agent, batches: Iterator[list[Item]]) -> None:
         for summary in agent.run(batches):
             live.update(
                 f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
-                f"{summary.steps} steps, {summary.shifts} shifts, {summary.rollbacks} rollbacks · "
+                f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks · "
                 f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · normalised with "
-                f"{summary.normalises} · {memory()}"
+                f"{summary.normalises}{heaviest(summary.weights)} · {memory()}"
             )
 
 

@@ -8,26 +8,28 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from mergetta.adapters.base import Adapter, part
+from mergetta.arrays import Array
 from mergetta.data.streams import as_input
-from mergetta.device.governor import Governor
 from mergetta.device.state import load_state, save_state
-from mergetta.device.steady import Steady
 from mergetta.device.stream import Item
 from mergetta.errors import MergettaError
 from mergetta.files import make_durable
-from mergetta.groups import Vector
+from mergetta.losses.information import entropy_of
 from mergetta.losses.probabilities import softmax
+from mergetta.streams.state import Field, checked
 
 if TYPE_CHECKING:
     from mergetta.device.hub_link import HubLink
 
+COUNTS = ("bad", "batches", "images", "passes")
 COLUMNS = ("index", "name", "label", "class", "confidence", "error")
 
 
@@ -40,12 +42,13 @@ class Summary:
     batches: int = 0
     steps: int = 0
     shifts: int = 0
-    rollbacks: int = 0
+    fallbacks: int = 0
     forwards: float = 0.0
     state: str = ""
     entropy: float = 0.0
     bundle: str = ""
     normalises: str = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 class Agent:
@@ -54,34 +57,35 @@ class Agent:
     After a restart the prediction file is cut back to what the state knows of, and the stream goes on from there: no
     step is lost and none is taken twice.
 
-    With a link to a hub (already started: the governor has its bundle), a newer bundle is taken between batches. It is
+    With a link to a hub (already started: the adapter has its bundle), a newer bundle is taken between batches. It is
     on disk before the state that refers to it, and the old one until then, so a crash never leaves a state without
     its bundle. Every `report_every` batches, and at the end, a report is left with the link.
     """
 
     def __init__(
         self,
-        governor: Governor | Steady,
+        adapter: Adapter,
+        bundle: str,
         classes: list[str],
         out: Path,
         state: Path | None = None,
         link: HubLink | None = None,
         report_every: int = 10,
     ) -> None:
+        """`bundle` is the digest of what the adapter works on: a state belongs to it."""
         if report_every < 1:
             raise MergettaError(f"report_every must be at least 1, not {report_every}.")
-        if link and not isinstance(governor, Governor):
-            raise MergettaError("A hub gives bundles, which only a Governor can take.")
-        self.governor = governor
+        self.adapter = adapter
         self.classes = classes
         self.out, self.state = out, state
-        self.family = governor.adapter.runtime.family
+        self.family = adapter.runtime.family
         self.link, self.report_every = link, report_every
-        self.bundle = link.id if link else governor.digest
+        self.bundle = bundle
         self._kept = ""  # the bundle that the link was told to keep
         self._unreported = 0  # batches since the last report
         self.position = 0
-        self.bad = 0
+        self.bad = self.batches = self.images = self.passes = 0
+        self.entropy = 0.0
         self.summary = Summary()
         self._file = self._resume()
 
@@ -90,8 +94,10 @@ class Agent:
         written = 0
         if saved is not None:
             state, self.position, written = saved
-            self.bad = int(state.pop("bad", 0))
-            self.governor.load_state_dict(state)
+            found = checked(state, {name: Field(low=0, whole=True) for name in COUNTS}, "run.")
+            self.adapter.load_state_dict(part(state, "adapter/"))
+            for name in COUNTS:
+                setattr(self, name, int(found[name]))
             if not self.out.exists() or self.out.stat().st_size < written:
                 raise MergettaError(f"{self.out} is shorter than {self.state} knows: delete the state to start anew.")
         try:
@@ -111,8 +117,7 @@ class Agent:
             item.number: {"index": item.number, "name": item.name, "error": item.problem} for item in batch
         }
         if good:
-            images = as_input(np.stack([item.image for item in good if item.image is not None]))
-            probabilities = softmax(np.asarray(self.governor.predict(images)))
+            probabilities = self._predict(as_input(np.stack([item.image for item in good if item.image is not None])))
             for item, row in zip(good, probabilities, strict=True):
                 label = int(np.argmax(row))
                 rows[item.number] = {
@@ -126,12 +131,22 @@ class Agent:
         self._write(rows.values())
         self.position += len(batch)
         if self.state:
-            state = {**self.governor.state_dict(), "bad": self.bad}
+            state = {f"adapter/{name}": value for name, value in self.adapter.state_dict().items()}
+            state |= {f"run.{name}": getattr(self, name) for name in COUNTS}
             save_state(self.state, state, self.family, self.bundle, self.position, self._file.tell())
         self._summarise()
         if self.link:
             self._tell(self.link)
         return self.summary
+
+    def _predict(self, images: Array) -> np.ndarray:
+        before = self.adapter.runtime.forwarded
+        probabilities = softmax(np.asarray(self.adapter.predict(images)))
+        self.batches += 1
+        self.images += len(images)
+        self.passes += self.adapter.runtime.forwarded - before
+        self.entropy = float(np.mean(entropy_of(probabilities)))
+        return np.asarray(probabilities)
 
     def _take_newer(self) -> None:
         newer = self.link.newer() if self.link else None
@@ -139,8 +154,7 @@ class Agent:
             return
         bundle, id = newer
         try:
-            assert isinstance(self.governor, Governor)
-            self.governor.swap(bundle)
+            self.adapter.swap(bundle)
         except MergettaError as error:
             self.link.refuse(error)
             return
@@ -159,18 +173,11 @@ class Agent:
 
     def _report(self, link: HubLink) -> None:
         """Counts and norms; never an image, nor what was predicted for one."""
-        summary, governor = dataclasses.asdict(self.summary), self.governor
+        status, summary = self.adapter.status(), dataclasses.asdict(self.summary)
         del summary["normalises"]  # for people beside the device
-        assert isinstance(governor, Governor)
-        bundle, coefficients = governor.adapter.bundle, governor.adapter.coefficients
-        apart = [w - bundle.coefficients[name] for name, w in coefficients.items()]
-        summary["entropy"] = finite(governor.last_entropy)
-        summary["loss"] = finite(governor.losses[-1]) if governor.losses else None
-        summary["coefficients"] = {
-            "dimension": bundle.dimension,
-            "norm": length(coefficients.values()),
-            "moved": length(apart),
-        }
+        summary["entropy"] = finite(self.entropy)
+        summary["loss"] = None if status.loss is None else finite(status.loss)
+        summary["moved"] = None if status.moved is None else finite(status.moved)
         link.report(summary)
         self._unreported = 0
 
@@ -188,19 +195,20 @@ class Agent:
         os.fsync(self._file.fileno())
 
     def _summarise(self) -> None:
-        governor = self.governor
+        status = self.adapter.status()
         self.summary = Summary(
             images=self.position - self.bad,
             bad=self.bad,
-            batches=governor.batches,
-            steps=governor.steps,
-            shifts=governor.shifts,
-            rollbacks=governor.rollbacks,
-            forwards=governor.passes / max(1, governor.images),
-            state=governor.state,
-            entropy=governor.last_entropy,
+            batches=self.batches,
+            steps=status.steps,
+            shifts=status.shifts,
+            fallbacks=status.fallbacks,
+            forwards=self.passes / max(1, self.images),
+            state=status.phase,
+            entropy=self.entropy,
             bundle=self.bundle,
-            normalises=governor.normalises,
+            normalises=status.normalises,
+            weights=status.weights,
         )
 
     def run(self, batches: Iterator[list[Item]]) -> Iterator[Summary]:
@@ -217,8 +225,3 @@ class Agent:
 def finite(value: float) -> float | None:
     """JSON has no NaN."""
     return float(value) if math.isfinite(value) else None
-
-
-def length(vectors: Iterable[Vector]) -> float:
-    """Euclidean norm over all groups."""
-    return math.sqrt(sum(float(vector @ vector) for vector in vectors))

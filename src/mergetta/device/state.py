@@ -1,4 +1,4 @@
-"""What survives a power cut: the state of adapter and governor, and how far the predictions have got."""
+"""What survives a power cut: the state of the adapter, and how far the predictions have got."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from mergetta.errors import MergettaError
 from mergetta.files import decode, encode, expect, read_bytes, write_atomically
 
-FORMAT, VERSION = "mergetta.state", 1
+FORMAT, VERSION = "mergetta.state", 2
+ANEW = "delete it to start anew"
 
 
 def save_state(path: Path, state: dict[str, Any], family: str, bundle: str, position: int, written: int) -> None:
@@ -25,7 +26,7 @@ def bundle_of(path: Path) -> str | None:
     """The id (sha256) of the bundle that a state belongs to, or None where there is no state yet."""
     if not path.exists():
         return None
-    _, header = decode(read_bytes(path), FORMAT, VERSION, str(path))
+    _, header = decode(read_bytes(path), FORMAT, VERSION, str(path), ANEW)
     bundle: str = expect(header, "bundle", str, str(path))
     return bundle
 
@@ -35,10 +36,10 @@ def load_state(path: Path, family: str, bundle: str) -> tuple[dict[str, Any], in
     if not path.exists():
         return None
     source = str(path)
-    tensors, header = decode(read_bytes(path), FORMAT, VERSION, source)
+    tensors, header = decode(read_bytes(path), FORMAT, VERSION, source, ANEW)
     for name, expected in (("family", family), ("bundle", bundle)):
         if expect(header, name, str, source) != expected:
-            what = "another family" if name == "family" else "another bundle or other experts"
+            what = "another family" if name == "family" else "another bundle"
             raise MergettaError(f"{source} belongs to {what}: delete it to start anew, or give its own.")
     position, written = (expect(header, name, int, source) for name in ("position", "written"))
     if position < 0 or written < 0:

@@ -19,14 +19,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mergetta.data.corruptions import CORRUPTIONS, corrupt
+from mergetta.data.corruptions import corrupt
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
 from mergetta.errors import MergettaError
@@ -38,6 +38,11 @@ from mergetta.runtimes.torch_runtime import TorchRuntime
 
 WEAK = ("gaussian_noise", "fog", "contrast", "motion_blur", "pixelate", "snow")
 STRONG = 4
+ORDER = (
+    "jpeg_compression", "brightness", "elastic_transform", "zoom_blur", "contrast", "fog", "pixelate", "motion_blur",
+    "defocus_blur", "frost", "glass_blur", "impulse_noise", "snow", "shot_noise", "gaussian_noise",
+)  # fmt: skip
+"""In which corruptions are met: those that help the weak devices most come last, so that the fleet gets better."""
 IMAGES = 640
 """Of a stream, which repeats: the error over as many predictions is always over the same images."""
 BATCH = 32
@@ -116,12 +121,11 @@ class Fleet:
         self.wait_for(lambda: self.get("/v1/health") is not None, 60, "The hub does not start")
 
     def start_strong(self) -> None:
-        domains = list(CORRUPTIONS)
         for number in range(STRONG):
-            threading.Thread(target=self._contribute, args=(number, domains[number::STRONG]), daemon=True).start()
+            threading.Thread(target=self._contribute, args=(number, ORDER[number::STRONG]), daemon=True).start()
         self.wait_for(self.has_bundle, 300, "No experts have arrived")
 
-    def _contribute(self, number: int, domains: list[str]) -> None:
+    def _contribute(self, number: int, domains: Sequence[str]) -> None:
         for domain in domains:
             if self.stopping.is_set():
                 return

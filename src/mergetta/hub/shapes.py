@@ -79,15 +79,6 @@ class Similarity(BaseModel):
     cosines: list[list[float]]
 
 
-class Coefficients(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    dimension: Count
-    norm: Finite
-    moved: Finite
-    """How far they are from where the bundle started them."""
-
-
 class Report(BaseModel):
     """How a device is doing. Numbers only: there is no field that could hold an image."""
 
@@ -103,11 +94,14 @@ class Report(BaseModel):
     bad: Count = 0
     steps: Count = 0
     shifts: Count = 0
-    rollbacks: Count = 0
+    fallbacks: Count = 0
     entropy: Finite | None = None
     loss: Finite | None = None
     forwards: Finite = 0.0
-    coefficients: Coefficients | None = None
+    moved: Finite | None = None
+    """How far the coefficients are from where the bundle started them."""
+    weights: Annotated[dict[Annotated[str, Field(max_length=200)], Finite], Field(max_length=64)] = {}
+    """Of each member of the bundle, and of the source model."""
 
 
 class DeviceShape(BaseModel):

@@ -57,7 +57,8 @@ def build_bundle(
     smallest with a recovery error below tolerance × D, or below plain tolerance with `tolerance_per_entry=False`.
 
     Moments of BatchNorm layers are never trimmed, and get the smallest rank with a recovery error below
-    `moment_tolerance`, whatever `max_rank` is: they are what a device normalises with, and no step mends them.
+    `moment_tolerance`, at most 16, whatever `max_rank` is: they are what a device normalises with, and no step mends
+    them.
 
     `members` is how many members the bundle has at most, which stand for one expert each or for a cluster of similar
     ones (`members.py`). With 0 it has none, as in the paper, and without `reduce` neither.
@@ -88,7 +89,7 @@ def build_bundle(
         tasks = task_matrix(source, [values[name] for values in adapted])
         if name not in weights:
             factors = factorise(tasks)
-            rank = adaptive_rank(factors.energies, moment_tolerance)
+            rank = min(MOST, adaptive_rank(factors.energies, moment_tolerance))
             basis[name] = factors.basis[:rank]
             coefficients[name] = mixture_shares(start) @ factors.coordinates[:, :rank]
             continue
@@ -116,7 +117,9 @@ def build_bundle(
         "members": members if reduce else 0,
     }
     kept = members_of(base, experts, basis, members) if members and reduce else None
-    return Bundle(base, basis, coefficients, tuple(frozen), family, variances_of(base, experts), settings, kept)
+    spreads = spreads_of(experts)
+    variances = variances_of(base, experts) or feature_variances(np.mean(spreads, axis=0) if spreads else None, kept)
+    return Bundle(base, basis, coefficients, tuple(frozen), family, variances, settings, kept)
 
 
 def members_of(
@@ -129,9 +132,21 @@ def members_of(
     return clusters.members(basis)
 
 
+def spreads_of(experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> list[np.ndarray]:
+    """Of those that tell."""
+    return [expert.spread for expert in experts if isinstance(expert, Expert) and expert.spread is not None]
+
+
+def feature_variances(spread: np.ndarray | None, members: Members | None) -> Variances | None:
+    """How the moments of features vary, for models without BatchNorm; None if no expert tells."""
+    if spread is None or spread.shape[1] != 1 or members is None or members.features is None:
+        return None
+    return Variances(spread, between_domains(members.features, members.features.shape[2:]))
+
+
 def variances_of(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> Variances | None:
     """How moments vary between images and domains, the source among them; None if no expert tells."""
-    spreads = [expert.spread for expert in experts if isinstance(expert, Expert) and expert.spread is not None]
+    spreads = spreads_of(experts)
     if not moment_pairs(base) or not spreads:
         return None
     domains = np.stack([moments_of(values, base) for values in (*map(values_of, experts), base)])

@@ -16,7 +16,7 @@ from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import GroupValues, as_mixed, check_groups, learnable, mixture_shares, moment_pairs
-from mergetta.merging.build import MOMENT_TOLERANCE, as_float32, mixed_values
+from mergetta.merging.build import MOMENT_TOLERANCE, as_float32, feature_variances, mixed_values
 from mergetta.merging.low_rank import Matrix, adaptive_rank, signs
 from mergetta.merging.members import MOST, Clusters
 from mergetta.merging.trim import keep_largest
@@ -174,7 +174,7 @@ class Pool:
             directions = leading_directions(
                 matrix,
                 dust,
-                max_rank if moves else None,
+                max_rank if moves else MOST,
                 threshold if moves else moment_tolerance,
                 start=self._last.get(name, total[None]),
                 angle=ACCURACY / (1 + abs(each) * float(np.linalg.norm(total))),
@@ -182,11 +182,15 @@ class Pool:
             basis[name], coefficients[name] = directions, each * directions @ total
         if not without:
             self._last = {name: directions for name, directions in basis.items() if len(directions)}
-        pairs = moment_pairs(self._base)
-        variances = None
-        if pairs and spreads:
-            apart = np.array([[between[pair[row]] for pair in pairs] for row in (0, 1)])
-            variances = Variances(np.asarray(total_spread) / spreads, apart)
+        members = None
+        if self._clusters is not None:
+            members = (self._clusters.without(without) if without else self._clusters).members(basis)
+        spread = np.asarray(total_spread) / spreads if spreads else None
+        pairs, variances = moment_pairs(self._base), None
+        if pairs and spread is not None:
+            variances = Variances(spread, np.array([[between[pair[row]] for pair in pairs] for row in (0, 1)]))
+        elif not pairs:
+            variances = feature_variances(spread, members)
         facts: dict[str, Any] = {
             "experts": count,
             "loss": None,
@@ -200,9 +204,6 @@ class Pool:
             "initial": float(initial),
             "members": self.members,
         }
-        members = None
-        if self._clusters is not None:
-            members = (self._clusters.without(without) if without else self._clusters).members(basis)
         facts |= settings or {}
         return Bundle(self._groups, basis, coefficients, tuple(frozen), family, variances, facts, members)
 

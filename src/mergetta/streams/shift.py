@@ -35,7 +35,7 @@ class ShiftDetector:
         self.recent: StreamMoments | None = None
         self.classes: NDArray[Any] | None = None
         self.mixed = 0.0
-        """How mixed the classes of the last portion looked."""
+        """How mixed the classes of the last portions looked, older ones counting for less."""
 
     @property
     def signature(self) -> NDArray[np.float64] | None:
@@ -48,8 +48,8 @@ class ShiftDetector:
         """Take in a batch; True if it completes a portion of another domain. One without numbers leaves no trace.
 
         `classes` says how often each was predicted. Where classes come one by one, another class looks different too:
-        the less mixed this portion and the last one are, the larger a distance it takes. (This one alone may look
-        unmixed because it is of another domain.)
+        the less mixed this portion and the last ones are, the larger a distance it takes. (This one may look unmixed
+        because it is of another domain.)
         """
         if not np.isfinite(signature).all():
             return False
@@ -61,7 +61,7 @@ class ShiftDetector:
         if self.recent.count < self.portion:
             return False
         now, before = self.recent.value(), self.mixed
-        self.mixed = 1.0 if self.classes is None else max(mixed(self.classes), 1e-6)
+        self.mixed = 1.0 if self.classes is None else max(mixed(self.classes), self.memory * before, 1e-6)
         self.recent.clear()
         self.classes = None
         if self.running is None:

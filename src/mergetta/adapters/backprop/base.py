@@ -116,6 +116,10 @@ class BackpropAdapter(Adapter):
         logits = self.returned(logits)
         return logits if isinstance(images, Tensor) else logits.numpy(force=True)
 
+    def look(self, images: Array) -> Array:
+        logits = self.returned(self.runtime(self.runtime.tensor(images), self.groups).logits)
+        return logits if isinstance(images, Tensor) else logits.numpy(force=True)
+
     def _learn(self, on: bool) -> None:
         for parameter in self.learnt.values():
             parameter.requires_grad_(on)

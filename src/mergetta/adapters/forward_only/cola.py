@@ -67,6 +67,9 @@ class CoLA(Adapter):
             output = self.runtime(images, self.mixed())
         return output.logits
 
+    def look(self, images: Array) -> Array:
+        return self.runtime(images, self.mixed()).logits
+
     def mixed(self) -> dict[str, Vector]:
         weights = self.weights.astype(np.float32)
         mixed = {name: weights @ stacked for name, stacked in self.groups.items()}

@@ -11,7 +11,7 @@ from mergetta.arrays import Array, beside, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.groups import GroupValues, has_batch_norm, layer_sizes, moments_of, with_moments
 from mergetta.losses.probabilities import softmax
-from mergetta.runtimes.base import Output, Runtime
+from mergetta.runtimes.base import Output, Predict, Runtime
 from mergetta.streams.domain import DomainMoments, Variances
 
 LARGE = 4
@@ -51,6 +51,10 @@ class Normaliser:
         self.moments.learn(to_numpy(output.moments), softmax(to_numpy(output.logits)))
         return output
 
+    def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
+        """A pass with these groups and the moments as they are now, for good: at the cost of a plain model."""
+        return self.runtime.folded(with_moments(groups, self.moments.value(moments_of(groups, self.names)), self.names))
+
     @classmethod
     def of_bundle(cls, runtime: Runtime, bundle: Bundle) -> Normaliser | Plain:
         """What a device normalises with that merges a bundle."""
@@ -77,15 +81,22 @@ class Aligner:
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
         """A pass over images, as of `Normaliser`; `prior` is the features' mean and variance in the merged domains."""
         output = self.runtime(images, groups)
-        features = to_numpy(output.features).astype(np.float64)
         if learn:
+            features = to_numpy(output.features).astype(np.float64)
             each = np.stack([features, np.zeros_like(features)], axis=1)
             self.moments.learn(each, softmax(to_numpy(output.logits)))
-        mean, variance = self.moments.value(prior)
-        scale = np.sqrt((self.source[1] + 1e-6) / (variance + 1e-6))
+        return self._aligned(output, self.moments.value(prior))
+
+    def _aligned(self, output: Output, moments: NDArray[Any]) -> Output:
+        scale = np.sqrt((self.source[1] + 1e-6) / (moments[1] + 1e-6))
         weight, bias = self.runtime.classifier
-        logits = ((features - mean) * scale + self.source[0]) @ weight.T + bias
+        features = to_numpy(output.features).astype(np.float64)
+        logits = ((features - moments[0]) * scale + self.source[0]) @ weight.T + bias
         return output._replace(logits=beside(logits, output.logits))
+
+    def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
+        predict, moments = self.runtime.folded(groups), self.moments.value(prior)
+        return lambda images: self._aligned(predict(images), moments)
 
     def describe(self) -> str:
         moments = self.moments
@@ -102,6 +113,12 @@ class Plain:
 
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
         return self.runtime(images, groups)
+
+    def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
+        """Without BatchNorm; a batch's own statistics are no constants."""
+        if has_batch_norm(self.runtime.structure):
+            return lambda images: self.runtime(images, groups)
+        return self.runtime.folded(groups)
 
     def describe(self) -> str:
         return "the batch's own statistics" if has_batch_norm(self.runtime.structure) else "no BatchNorm"

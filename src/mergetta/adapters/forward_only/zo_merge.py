@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.adapters.base import Adapter, check_family, entry, part
+from mergetta.adapters.base import Adapter, Status, check_family, entry, part
 from mergetta.adapters.forward_only.normaliser import Normaliser, Plain
-from mergetta.arrays import Array
+from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector, check_groups
 from mergetta.losses import Forward, Loss, create_loss
+from mergetta.losses.information import information
+from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Runtime
 from mergetta.seeds import rewind
 from mergetta.zeroth_order.spsa import Step, apply, probe
@@ -76,10 +78,9 @@ class ZOMerge(Adapter):
         self.skipped = 0
         self.history: deque[Step] = deque(maxlen=self.keep_history)
         self.loss.reset()
-        if self.normalise.moments is not None:
-            self.normalise.moments.clear()
+        self.forget_domain()
         self.output: Output | None = None
-        """Of the last prediction: its signature tells a governor whether the domain has changed."""
+        """Of the last prediction: its signature tells whether the domain has changed."""
 
     @property
     def coefficients(self) -> dict[str, Vector]:
@@ -120,6 +121,36 @@ class ZOMerge(Adapter):
             self._step(images, logits)
             self.loss.observe(logits)
         return logits
+
+    def look(self, images: Array) -> Array:
+        return self.normalise(images, self.merged()).logits
+
+    def has_gained(self, images: Array) -> bool:
+        """Whether the coefficients are at least as certain and diverse on a batch as the initial ones."""
+        here, start = (
+            information(softmax(to_numpy(self.normalise(images, groups).logits)))
+            for groups in (self.merged(), self.bundle.merge())
+        )
+        return here >= start
+
+    def restart(self) -> None:
+        """Back to the initial coefficients; what was learnt of the stream stays."""
+        self.point = self.bundle.flatten()
+        self.history.clear()
+
+    def forget_domain(self) -> None:
+        """The domain has changed: its moments are those of another one."""
+        if self.normalise.moments is not None:
+            self.normalise.moments.clear()
+
+    def status(self) -> Status:
+        last = self.history[-1] if self.history else None
+        return Status(
+            steps=self.steps,
+            normalises=self.normalise.describe(),
+            loss=None if last is None else (last.loss_plus + last.loss_minus) / 2,
+            moved=float(np.linalg.norm(self.point - self.bundle.flatten())),
+        )
 
     def merged(self) -> dict[str, Vector]:
         """The groups of the coefficients as they are."""

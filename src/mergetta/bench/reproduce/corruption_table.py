@@ -17,7 +17,7 @@ NOTES: tuple[str, ...] = ()
 TITLE = "Corruptions (Tables 1 and 2 of the paper)"
 FORWARD = ("source", "bn-stats", "t3a")
 COLLABORATIVE = ("cola", "merge", "zo-merge")
-OURS = ("zo-merge-tuned", "zo-merge-plus")
+OURS = ("zo-merge-tuned", "race-merge")
 """Not the paper's: shown with ROID experts only."""
 BACKPROP = ("tent", "deyo", "roid")
 

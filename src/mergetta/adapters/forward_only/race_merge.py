@@ -1,0 +1,395 @@
+"""Our own method: a bundle's members race on the stream, what wins is merged, and moments follow the stream."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.adapters.base import ADAPTING, SETTLED, Adapter, Status, check_family
+from mergetta.adapters.forward_only.cola import by_similarity
+from mergetta.adapters.forward_only.normaliser import Aligner, Normaliser, Plain
+from mergetta.adapters.forward_only.source_features import check_source
+from mergetta.adapters.forward_only.successive_halving import SuccessiveHalving
+from mergetta.adapters.forward_only.trials import Trials
+from mergetta.arrays import Array, to_numpy
+from mergetta.bundle import Bundle, Members
+from mergetta.errors import MergettaError
+from mergetta.groups import Vector, check_groups, has_batch_norm
+from mergetta.losses.probabilities import softmax
+from mergetta.runtimes.base import Output, Predict, Runtime
+from mergetta.streams.domain import DomainMoments, Variances, between_domains, predicted
+from mergetta.streams.moments import StreamMoments
+from mergetta.streams.shift import ShiftDetector, distance
+from mergetta.streams.state import Field, checked
+
+SOURCE = "source model"
+FURTHER = (2, 4)
+"""How many times the members' mean is tried."""
+
+
+@dataclass(frozen=True)
+class RaceSettings:
+    """Chosen at severity 4 of fashion-bn and on ResNet-32 (docs/research-log.md)."""
+
+    temperature: float = 0.01
+    """Of the softmax over scores."""
+    caution: float = 0.04
+    """What a candidate has to gain in score over the source model, times the square root of the weight that it gives to
+    members: they have been trained to be sure, rightly or not."""
+    mean: float = 0.25
+    """Share of the members' mean in the first mixture; the rest goes by similarity."""
+    held: int = 64
+    """Images of the stream that every candidate is shown, and that a shift is told by, at least."""
+    mixed: float = 0.5
+    """How mixed their classes must look."""
+    memory: float = 2000.0
+    """Images that the domain's signature is that of, at most."""
+    shift: float = 0.1
+    """Distance of signatures that is a shift: CoLA's without BatchNorm. Its 0.2 with BatchNorm missed four of fourteen
+    changes of domain, over portions of 64 images; within a domain no distance was above 0.03."""
+    rest: int = 2000
+    """Images of a domain after which a settled device takes its moments as they are, and folds the norm layers: as many
+    as are remembered."""
+    wake: float = 0.01
+    """Distance of the running signature from the domain's that ends its rest, long before it is a shift."""
+    similarity: bool = True
+    """Whether the first mixture, and who is tried first, goes by similarity."""
+    probe: bool = True
+    """Whether there is a race."""
+    halving: bool = True
+    """Whether the better half is tried again, on other images."""
+    scale: bool = True
+    """Whether multiples of the members' mean are tried."""
+    moments: bool = True
+    """Whether BatchNorm normalises with merged moments that follow the stream, instead of with the batch's own."""
+    align: bool = True
+    """Whether features are aligned where there is no BatchNorm."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < np.inf:
+            raise MergettaError(f"temperature must be positive, not {self.temperature}.")
+        if not 0 <= self.caution < np.inf:
+            raise MergettaError(f"caution must not be negative, not {self.caution}.")
+        if not (self.shift > 0 and self.wake > 0 and self.memory > 0):
+            raise MergettaError("shift, wake and memory must be positive.")
+        if not (0 <= self.mean <= 1 and 0 <= self.mixed <= 1 and self.held >= 1 and self.rest >= 1):
+            raise MergettaError("mean and mixed must lie between 0 and 1, and held and rest must be at least 1.")
+
+
+class RaceMerge(Adapter):
+    """θ = θ₀ + Σ w_m τ_m: one weight per member of the bundle, and what is left for the source model.
+
+    - **Candidates**: the first mixture (by similarity of signatures, as CoLA has it, and a quarter the members' mean),
+      twice and four times the members' mean (experts are rarely trained to the end, and what they share points
+      further), each member, the source model.
+    - **Score**: information maximisation. Sure of each image, varied over all (`losses/information.py`).
+    - **Search**: successive halving on images of the stream, a few per batch (`trials.py`). w is the softmax of the
+      scores over the candidates. Where classes come one by one scores would mislead, so images are shown only if they
+      look mixed; until then it is the first mixture.
+    - **Moments**: BatchNorm normalises with the moments of the mixture, moved to where the stream says they are, as far
+      as it can be believed (`normaliser.py`), so batches of any size and classes in any order are treated alike.
+      Without BatchNorm, and if `source` is given (`measure_source`), the classifier's input is aligned in this way.
+
+    At most two forward passes per image. When settled it rests: one pass of a plain model, with norm layers folded into
+    the convolutions (`Runtime.folded`), until the signature moves a little, by a drift or a run of one class; then
+    moments follow the stream again. When it jumps, over at least 64 images, all starts anew. (Of a new domain the first
+    batch, and large ones, take a few more passes.)
+
+    >>> adapter = RaceMerge(runtime, bundle)   # doctest: +SKIP
+    """
+
+    Settings = RaceSettings
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        bundle: Bundle,
+        source: Sequence[Vector] | None = None,
+        settings: RaceSettings | None = None,
+        **options: Any,
+    ) -> None:
+        """`options` are fields of the settings."""
+        super().__init__(runtime)
+        self.settings = replace(settings or RaceSettings(), **options)
+        self.source = source if self.settings.align else None
+        self.classes = len(runtime.classifier.bias)
+        self.channels: int | None = None
+        """Of the model's signature, once an image has been seen."""
+        self._take(bundle)
+        self.reset()
+
+    def _take(self, bundle: Bundle) -> None:
+        """Use a bundle that fits; one that does not changes nothing."""
+        check_family(self.runtime, bundle.family, "The bundle")
+        check_groups(bundle.base, self.runtime.groups, "The bundle")
+        tasks = bundle.member_tasks
+        count = len(next(iter(tasks.values())))
+        mean = np.append(np.full(count, 1 / count), 0)
+        signatures = signatures_of(bundle.members, self.runtime) if self.settings.similarity else None
+        if signatures is not None and self.channels not in (None, signatures.shape[2]):
+            raise MergettaError("The members' signatures are not of this model.")
+        normalise = normaliser_of(self.runtime, bundle, self.settings.moments, self.source)
+        self.bundle, self.size, self.mean, self.signatures, self.normalise = (
+            bundle,
+            count + 1,
+            mean,
+            signatures,
+            normalise,
+        )
+        multiples = [times * mean for times in FURTHER if self.settings.scale]
+        self.multiples = [weights for weights in multiples if self._is_finite(weights)]
+        self._merged: tuple[bytes, dict[str, Vector]] | None = None
+        self._folded: Predict | None = None
+
+    def _is_finite(self, weights: Vector) -> bool:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(np.isfinite(vector).all() for vector in self.bundle.mixture(weights[:-1]).values())
+
+    def reset(self) -> None:
+        self.detector = ShiftDetector(self.settings.shift, self.settings.held)
+        self.shifts = self.fallbacks = 0
+        self._begin()
+
+    def _begin(self, channels: int = 1) -> None:
+        """Nothing is known of the domain, not even its signature, of so many channels."""
+        if self.normalise.moments is not None:
+            self.normalise.moments.clear()
+        self.seen = StreamMoments(channels, self.settings.memory)
+        """Signature of the domain so far."""
+        self._folded = None
+        self.carried: Vector | None = None
+        """Weights to start with instead of by similarity: what another bundle amounted to."""
+        self.trials = Trials(self.settings.held, self.settings.mixed, self.classes)
+        self._race([self.mean])
+
+    def _race(self, candidates: Sequence[Vector] | NDArray[Any]) -> None:
+        self.candidates = np.vstack(list(candidates))
+        """Weights to try, in this order."""
+        handicap = self.settings.caution * np.sqrt(self.candidates[:, :-1].sum(axis=1))
+        rungs = None if self.settings.halving else 1
+        self.search = SuccessiveHalving(handicap, self.settings.temperature, rungs)
+
+    @property
+    def weights(self) -> Vector:
+        """Of each member, and of the source model at the end."""
+        return np.asarray(self.search.weights @ self.candidates)
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing left to try."""
+        return not self.settings.probe or self.search.over
+
+    def status(self) -> Status:
+        assert self.bundle.members is not None
+        return Status(
+            phase=SETTLED if self.settled else ADAPTING,
+            steps=self.trials.count,
+            shifts=self.shifts,
+            fallbacks=self.fallbacks,
+            normalises=self.normalise.describe(),
+            weights=named(self.bundle.members.names, self.weights),
+        )
+
+    def predict(self, images: Array, adapt: bool = True) -> Array:
+        """Logits of a batch; `adapt=False` only predicts."""
+        output = self._at_rest(images) if adapt and self.resting else self._forward(images, self.weights, learn=adapt)
+        if adapt and self._is_new(output):
+            output = self._forward(images, self.weights, learn=True)
+        p = probabilities(output)
+        if not np.isfinite(p).all():
+            self.fallbacks += adapt
+            output = self.runtime(images, given=1.0)
+            p = probabilities(output)
+        if adapt and not self.settled and np.isfinite(p).all():
+            self.trials.hold(to_numpy(images), p)
+            self.trials.show(len(images), self.search, self._try)
+        return output.logits
+
+    @property
+    def resting(self) -> bool:
+        """Whether a domain is known so well that the model is plain until it changes."""
+        return self.settled and self.seen.count >= self.settings.rest
+
+    def _at_rest(self, images: Array) -> Output:
+        if self._folded is None:
+            weights = self.weights[:-1]
+            self._folded = self.normalise.folded(
+                self.bundle.mixture(weights), features_of(self.bundle.members, weights)
+            )
+        return self._folded(images)
+
+    def look(self, images: Array) -> Array:
+        return self.predict(images, adapt=False)
+
+    def _try(self, images: NDArray[Any], candidate: int) -> NDArray[Any]:
+        return probabilities(self._forward(images, self.candidates[candidate]))
+
+    def _forward(self, images: Array, weights: Vector, learn: bool = False) -> Output:
+        key = weights.tobytes()
+        if self._merged is None or self._merged[0] != key:
+            self._merged = key, self.bundle.mixture(weights[:-1])
+        return self.normalise(images, self._merged[1], features_of(self.bundle.members, weights[:-1]), learn)
+
+    def _is_new(self, output: Output) -> bool:
+        """Whether a batch is the first one of a domain: then nothing is known, and it is predicted once more."""
+        signature, p = to_numpy(output.signature), probabilities(output)
+        self.channels = signature.shape[1]
+        if self.signatures is not None and self.signatures.shape[2] != signature.shape[1]:
+            raise MergettaError("The members' signatures are not of this model.")
+        first = self.detector.signature is None
+        shifted = self.detector.add(signature, len(p), predicted(p))
+        if first or shifted:
+            self._begin(signature.shape[1])
+            self.shifts += shifted
+        if self._is_restless():
+            self.seen.clear()
+            self._folded = None
+        if not self.resting:
+            self.seen.add(signature, len(p))
+        if not self.trials.begun:
+            self._order()
+        return first or shifted
+
+    def _is_restless(self) -> bool:
+        """Whether a device at rest sees something else than it did, if only a little: it should learn moments again."""
+        now = self.detector.running
+        return self.resting and now is not None and bool(distance(self.seen.value(), now) > self.settings.wake)
+
+    def _order(self) -> None:
+        """The first mixture, and who is tried in which order, by similarity."""
+        first = order = self.mean
+        if self.signatures is not None and self.seen.count:
+            order = by_similarity(self.signatures, self.seen.value())
+            first = self.settings.mean * self.mean + (1 - self.settings.mean) * order
+        first = first if self.carried is None else self.carried
+        self._race([first, *self.multiples, np.eye(self.size)[np.argsort(-order, kind="stable")]])
+
+    def swap(self, bundle: Bundle) -> bool:
+        """Go on with another bundle of the family: weights by member and the stream's moments are carried over, and the
+        members race anew against what they amount to. The same bundle again changes nothing, and gives False.
+        """
+        if bundle.to_bytes() == self.bundle.to_bytes():
+            return False
+        assert self.bundle.members is not None
+        before, moments, known = named(self.bundle.members.names, self.weights), self.normalise.moments, self.seen.count
+        self._take(bundle)
+        assert bundle.members is not None
+        if moments is not None and self.normalise.moments is not None:
+            self.normalise.moments.restore(moments.state())
+        self.trials = Trials(self.settings.held, self.settings.mixed, self.classes)
+        self.carried = carried(before, bundle.members.names) if known else None
+        self._order()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "shifts": self.shifts,
+            "fallbacks": self.fallbacks,
+            "candidates": self.candidates.copy(),
+            **({} if self.carried is None else {"carried": self.carried.copy()}),
+            **self.trials.state("trials."),
+            **self.search.state("search."),
+            **self.detector.state("signature."),
+            **self.seen.state("domain."),
+            **({} if self.normalise.moments is None else self.normalise.moments.state()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        counted = Field(low=0, whole=True)
+        fields = {"shifts": counted, "fallbacks": counted, "candidates": Field((None, self.size), low=0)}
+        if "carried" in state:
+            fields["carried"] = Field((self.size,), low=0)
+        found = checked(state, fields)
+        if not len(found["candidates"]):
+            raise MergettaError(f"This state does not fit race-merge with {self.size - 1} members.")
+        trials = self.trials.restored(state, "trials.")
+        before = self.candidates, self.search
+        try:
+            self._race(found["candidates"])
+            self.search.restore(state, "search.")
+            channels = None if self.signatures is None else self.signatures.shape[2]
+            detector = self.detector.restored(state, "signature.", self.classes, channels)
+            seen = StreamMoments(1 if detector.signature is None else detector.signature.shape[1], self.settings.memory)
+            seen.restore(state, "domain.")
+            if self.normalise.moments is not None:
+                self.normalise.moments.restore(state)
+        except MergettaError:
+            self.candidates, self.search = before
+            raise
+        self.trials, self.detector, self.seen = trials, detector, seen
+        self.shifts, self.fallbacks = int(found["shifts"]), int(found["fallbacks"])
+        self.carried = found.get("carried")
+        self._folded = None
+
+
+def normaliser_of(
+    runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None
+) -> Normaliser | Aligner | Plain:
+    """What a family's moments are put to use by."""
+    if has_batch_norm(runtime.structure) and moments:
+        return Normaliser.of_bundle(runtime, bundle)
+    features = None if bundle.members is None else bundle.members.features
+    if has_batch_norm(runtime.structure) or source is None or features is None:
+        return Plain(runtime)
+    known = check_source(runtime, source)
+    at_source = np.stack([known.mean, known.std**2])
+    if features.shape[1:] != at_source.shape:
+        raise MergettaError("The members' features are not of this model.")
+    width = at_source.shape[1]
+    variances = bundle.variances
+    if variances is not None:
+        variances = Variances(variances.images, between_domains(np.stack([*features, at_source]), [width]))
+    return Aligner(runtime, DomainMoments([width], len(runtime.classifier.bias), variances), at_source)
+
+
+def features_of(members: Members | None, weights: Vector) -> NDArray[Any] | None:
+    """Mean and variance of the classifier's input in a mixture of the members' domains, (2, F)."""
+    if members is None or members.features is None:
+        return None
+    features, total = members.features.astype(np.float64), weights.sum()
+    shares = weights / total if total > 0 else np.full(len(features), 1 / len(features))
+    mean, seconds = shares @ features[:, 0], shares @ (features[:, 1] + features[:, 0] ** 2)
+    return np.stack([mean, np.maximum(seconds - mean**2, 0)])
+
+
+def signatures_of(members: Members | None, runtime: Runtime) -> NDArray[Any] | None:
+    """(M + 1, 2, C), with NaN for a source model that has none. None unless all members have some."""
+    if members is None or members.signatures is None:
+        return None
+    found = members.signatures
+    source = np.full_like(found[0], np.nan) if runtime.signature is None else runtime.signature
+    if source.shape != found[0].shape:
+        raise MergettaError("The members' signatures are not of this model.")
+    return np.stack([*found, source])
+
+
+def label(name: str) -> str:
+    """What a member is called beside the source model."""
+    return name if name != SOURCE else f"{SOURCE} (a member)"
+
+
+def named(names: Sequence[str], weights: Vector) -> dict[str, float]:
+    """Weights by the names of members, which may share one, and of the source model."""
+    found = {SOURCE: float(weights[-1])}
+    for name, weight in zip(names, weights[:-1], strict=True):
+        key = label(name)
+        found[key] = found.get(key, 0.0) + float(weight)
+    return found
+
+
+def carried(weights: Mapping[str, float], names: Sequence[str]) -> Vector:
+    """Weights of other members, by name; what those had that are gone goes to all alike."""
+    labels = [label(name) for name in names]
+    counts = Counter(labels)
+    kept = np.array([weights.get(name, 0.0) / counts[name] for name in labels])
+    gone = sum(weight for name, weight in weights.items() if name not in counts and name != SOURCE)
+    return np.append(kept + gone / len(names), weights[SOURCE])
+
+
+def probabilities(output: Output) -> NDArray[np.float64]:
+    return np.asarray(softmax(to_numpy(output.logits)), dtype=np.float64)

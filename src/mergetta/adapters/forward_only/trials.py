@@ -1,0 +1,117 @@
+"""The images of a stream that candidates are compared on, shown to them a few per batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.adapters.forward_only.successive_halving import SuccessiveHalving
+from mergetta.errors import MergettaError
+from mergetta.losses.information import entropy_of
+from mergetta.streams.classes import mixed
+from mergetta.streams.domain import predicted
+from mergetta.streams.state import Field, checked
+
+BROKEN = 1e6
+"""Mean entropy of a candidate whose predictions are no numbers: it gets no weight."""
+
+
+class Trials:
+    """Holds images back until there are enough that look mixed; then shows them to one candidate after the other.
+
+    Classes that come one by one would mislead: a candidate that is varied over them would be wrong. So images that do
+    not look mixed are let go, and others are held back.
+
+    Parameters
+    ----------
+    size
+        How many images a candidate is shown.
+    least
+        How mixed their predicted classes must look (`streams.classes.mixed`).
+    """
+
+    def __init__(self, size: int, least: float, classes: int) -> None:
+        self.size, self.least, self.classes = size, least, classes
+        self.held: NDArray[np.float32] | None = None
+        self.labels: NDArray[Any] = np.zeros(classes)
+        """How often each class was predicted for those that are held."""
+        self.count = 0
+        """How many trials are over."""
+        self.shown = 0
+        """How many of the images the next candidate has been shown so far."""
+        self.tally = np.zeros(1 + classes)
+        """Its sum of entropies, then of predictions: what its score, the information, is made of."""
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.count or self.shown)
+
+    def hold(self, images: NDArray[Any], probabilities: NDArray[Any]) -> None:
+        """Keep images until there are enough."""
+        if self.held is not None and len(self.held) == self.size:
+            return
+        same = self.held is not None and self.held.shape[1:] == images.shape[1:]
+        before = len(self.held) if same and self.held is not None else 0
+        parts = [self.held, images] if same and self.held is not None else [images]
+        self.held = np.concatenate(parts)[: self.size].astype(np.float32)
+        self.labels = (self.labels if same else 0) + predicted(probabilities[: len(self.held) - before])
+        if len(self.held) == self.size and mixed(self.labels) < self.least:
+            self.held = None
+
+    def show(
+        self, images: int, search: SuccessiveHalving, predict: Callable[[NDArray[Any], int], NDArray[Any]]
+    ) -> None:
+        """Show at most so many of the held images to the candidates whose turn it is."""
+        while self.held is not None and len(self.held) == self.size and images > 0 and not search.over:
+            part = self.held[self.shown : self.shown + images]
+            p = predict(part, search.next)
+            images -= len(part)
+            self.shown += len(part)
+            entropies = entropy_of(p).sum() if np.isfinite(p).all() else BROKEN * self.size
+            self.tally = self.tally + np.append(entropies, np.nan_to_num(p).sum(axis=0))
+            if self.shown < self.size:
+                continue
+            search.enter(float(entropy_of(self.tally[1:] / self.size)) - self.tally[0] / self.size)
+            self.count, self.shown, self.tally = self.count + 1, 0, np.zeros_like(self.tally)
+            if search.over or not search.shown:
+                self.held = None  # the next round has images of its own
+
+    def state(self, prefix: str) -> dict[str, Any]:
+        """Images are kept as bytes where nothing is lost, which is a quarter."""
+        held = {}
+        if self.held is not None:
+            pixels = np.rint(np.clip(self.held, 0, 1) * 255).astype(np.uint8)
+            lossless = np.array_equal(pixels / np.float32(255), self.held)
+            held = {f"{prefix}held": pixels if lossless else self.held.copy()}
+        return {
+            f"{prefix}count": self.count,
+            f"{prefix}shown": self.shown,
+            f"{prefix}labels": self.labels.copy(),
+            f"{prefix}tally": self.tally.copy(),
+            **held,
+        }
+
+    def restored(self, state: Mapping[str, Any], prefix: str) -> Trials:
+        """Trials that go on from a state, or one sentence."""
+        fields = {
+            "count": Field(low=0, whole=True),
+            "shown": Field(low=0, whole=True),
+            "labels": Field(self.labels.shape, low=0),
+            "tally": Field(self.tally.shape, low=0),
+        }
+        if f"{prefix}held" in state:
+            fields["held"] = Field((None, None, None, None))
+        found = checked(state, fields, prefix)
+        held = found.get("held", np.zeros(1))
+        if found["shown"] >= self.size or not held.size or len(held) > self.size:
+            raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
+        new = Trials(self.size, self.least, self.classes)
+        new.count, new.shown = int(found["count"]), int(found["shown"])
+        new.labels, new.tally = found["labels"], found["tally"]
+        if f"{prefix}held" in state:
+            stored = np.asarray(state[f"{prefix}held"])
+            new.held = (stored / np.float32(255) if stored.dtype == np.uint8 else stored).astype(np.float32)
+        return new

@@ -1,0 +1,1 @@
+"""Adapters around adapters: one concern each that any method may want."""

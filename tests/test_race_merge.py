@@ -1,0 +1,922 @@
+"""race-merge: its parts by hand, its cost, and what it promises on real images, however they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mergetta import Bundle, Expert, MergettaError, OnnxRuntime, TorchRuntime, build_bundle, create_adapter, load_family
+from mergetta.adapters.backprop.expert_training import train_expert
+from mergetta.adapters.base import ADAPTING, SETTLED
+from mergetta.adapters.forward_only.normaliser import Aligner, Normaliser, Plain
+from mergetta.adapters.forward_only.race_merge import RaceMerge, RaceSettings
+from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
+from mergetta.adapters.wrappers.mirrored import Mirrored
+from mergetta.bench.inputs import clean_images, load_domain
+from mergetta.losses.probabilities import softmax
+from mergetta.runtimes.base import Runtime
+from mergetta.runtimes.export import to_onnx
+from tests.confidence import CLASSES, HELD, Confidence, each_in_turn, expert, race_merge, score
+
+
+@pytest.fixture
+def evenly() -> np.ndarray:
+    return each_in_turn()
+
+
+def assert_same_state(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_scale_by_hand(evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(1.2), expert(0.9)], temperature=0.1)
+    for _ in range(3):
+        adapter.predict(evenly)  # two candidates each
+    assert adapter.search.rungs == 1
+    # the mean of the experts moves by 0.05; shown: once, twice and four times that, the experts, the source model
+    caution = 0.04 * np.sqrt([1, 2, 4, 1, 1, 0])  # the more experts
+    values = np.array([score(x) for x in (1.05, 1.1, 1.2, 1.2, 0.9, 1.0)]) - caution
+    shares = np.exp(values / 0.1) / np.exp(values / 0.1).sum()
+    both = shares @ [0.5, 1, 2, 0, 0, 0]
+    np.testing.assert_allclose(adapter.weights, [both + shares[3], both + shares[4], shares[5]], rtol=1e-5)
+
+
+def test_probe_by_hand(evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1, scale=False)
+    for _ in range(2):
+        adapter.predict(evenly)
+    # shown in this order: the uniform mixture of the experts (1.25), then the experts, then the source model (1)
+    exponents = (np.array([score(1.25), score(2.0), score(0.5), score(1.0)]) - 0.04 * np.array([1, 1, 1, 0])) / 0.1
+    shares = np.exp(exponents) / np.exp(exponents).sum()
+    np.testing.assert_allclose(
+        adapter.weights, [shares[0] / 2 + shares[1], shares[0] / 2 + shares[2], shares[3]], atol=1e-6
+    )
+    assert not adapter.settled
+
+    # the better two are shown other images; scores are means of two rounds, and count √2 times as much
+    adapter.predict(evenly)
+    assert adapter.settled
+    assert adapter.trials.held is None  # nobody's images are kept longer than needed
+    odds = np.exp(np.sqrt(2) * (score(2.0) - score(1.25)) / 0.1)
+    np.testing.assert_allclose(adapter.weights, [(odds + 0.5) / (1 + odds), 0.5 / (1 + odds), 0], atol=1e-6)
+    scale = adapter.weights @ [2.0, 0.5, 1.0]
+    np.testing.assert_allclose(softmax(adapter.predict(evenly)), softmax(scale * evenly[:, 0, 0, :CLASSES]), rtol=1e-5)
+
+
+def test_without_halving_everything_is_shown_once(evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(2.0), expert(0.5)], halving=False)
+    for _ in range(4):
+        adapter.predict(evenly)
+    assert adapter.settled
+    assert adapter.trials.count == len(adapter.candidates) == 6
+
+
+@pytest.mark.parametrize("size", [128, 48, 16, 1])
+def test_candidates_are_compared_in_the_same_way_whatever_the_batch(size: int, evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1)
+    for start in range(0, 20 * len(evenly), size):
+        adapter.predict(evenly[(start + np.arange(size)) % len(evenly)])
+    assert adapter.settled
+    assert adapter.trials.count == 6 + 3 + 2
+    expected = race_merge(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1)
+    for _ in range(20):
+        expected.predict(evenly)
+    np.testing.assert_allclose(adapter.weights, expected.weights, rtol=1e-6)
+
+
+def test_one_class_at_a_time_is_shown_to_nobody(evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(2.0)])
+    for label in range(CLASSES):
+        for _ in range(3):
+            adapter.predict(np.repeat(evenly[label : label + 1], HELD, axis=0))
+    assert adapter.trials.count == adapter.trials.shown == 0
+    assert adapter.trials.held is None
+    assert not adapter.settled
+    adapter.predict(evenly[:HELD])
+    assert adapter.trials.count == 1
+
+
+def test_half_of_the_images_of_one_class_are_mixed_enough(evenly: np.ndarray) -> None:
+    """Four classes: 1 / (Σ π² − 1/4 + 1/64) ≥ 16 for (28, 12, 12, 12) of 64; not for (40, 8, 8, 8)."""
+    for most, shown in ((28, 1), (40, 0)):
+        adapter = race_merge(Confidence(), [expert(2.0)])
+        labels = np.append(np.zeros(most, int), 1 + np.arange(HELD - most) % 3)
+        adapter.predict(evenly[labels])
+        assert adapter.trials.count == shown
+
+
+def test_without_signatures_of_all_experts_there_is_no_similarity(evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(2.0, np.ones((2, 1))), expert(0.5)], probe=False)
+    adapter.predict(evenly)
+    np.testing.assert_allclose(adapter.weights, [0.5, 0.5, 0])
+    with pytest.raises(MergettaError, match="not of this model"):
+        race_merge(Confidence(), [expert(2.0, np.ones((2, 7)))]).predict(evenly)
+
+
+def test_signatures_of_different_sizes_are_as_good_as_none(evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(1.0, np.ones((2, 1))), expert(2.0, np.ones((2, 3)))])
+    assert adapter.signatures is None
+    adapter.predict(evenly[:8])
+    np.testing.assert_allclose(adapter.weights, [0.5, 0.5, 0])
+
+
+def test_signatures_beside_those_of_another_source_model_are_refused() -> None:
+    runtime = Confidence()
+    runtime.signature = np.ones((2, 3))
+    with pytest.raises(MergettaError, match="not of this model"):
+        race_merge(runtime, [expert(2.0, np.ones((2, 1)))])
+
+
+def test_similarity_by_hand(evenly: np.ndarray) -> None:
+    near, far = np.array([[0.0625], [1.1]]), np.array([[3.0], [1.0]])
+    adapter = race_merge(Confidence(), [expert(2.0, far), expert(0.5, near)], probe=False)
+    adapter.predict(evenly)
+    assert adapter.settled
+    # three quarters by similarity, a quarter the mean; the source model has no signature here
+    np.testing.assert_allclose(adapter.weights, [0.125, 0.875, 0], atol=1e-3)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("batches", [1, 2, 5, 30])
+def test_a_state_goes_on_exactly(batch_norm: bool, batches: int, evenly: np.ndarray) -> None:
+    adapter, again = (
+        race_merge(Confidence(batch_norm), [expert(2.0, batch_norm=batch_norm), expert(1.5, batch_norm=batch_norm)])
+        for _ in range(2)
+    )
+    for _ in range(batches):
+        adapter.predict(evenly[:48])
+    state = adapter.state_dict()
+    again.load_state_dict(state)
+    assert_same_state(again.state_dict(), state)
+    for images in (evenly[:48], evenly[48:], evenly + 5):
+        np.testing.assert_array_equal(adapter.predict(images), again.predict(images))
+    assert_same_state(again.state_dict(), adapter.state_dict())
+
+
+def hostile(name: str, value: Any) -> Any:
+    shape = np.shape(value) if not isinstance(value, list) else "ragged"
+    return pytest.param({name: value}, id=f"{name}-{shape}")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        hostile("shifts", -1),
+        hostile("fallbacks", -1),
+        hostile("fallbacks", 0.5),
+        hostile("fallbacks", np.zeros(2, int)),
+        hostile("trials.shown", 64),
+        hostile("trials.count", 0.5),
+        hostile("trials.count", 2**70),
+        hostile("trials.labels", np.zeros(CLASSES + 1)),
+        hostile("trials.labels", -np.ones(CLASSES)),
+        hostile("trials.tally", np.zeros(CLASSES)),
+        hostile("trials.tally", np.full(1 + CLASSES, np.nan)),
+        hostile("search.sums", np.full(5, np.nan)),
+        hostile("search.sums", np.zeros((5, 2))),
+        hostile("search.rungs", -1),
+        hostile("search.rung", np.array([0, 0, 1, 2, 3])),
+        hostile("search.weights", np.zeros(5)),
+        hostile("candidates", np.ones((1, 9))),
+        hostile("candidates", np.ones((0, 2))),
+        hostile("candidates", -np.ones((5, 2))),
+        hostile("candidates", np.full((5, 2), "1")),
+        hostile("candidates", np.ones((4, 2))),
+        hostile("trials.held", np.zeros((2, 4, 4))),
+        hostile("trials.held", np.zeros((65, 1, 4, 8), np.uint8)),
+        hostile("trials.held", np.zeros((64, 1, 4, 0))),
+        hostile("trials.held", np.full((2, 1, 4, 4), np.nan)),
+        hostile("signature.running", np.zeros((2, 1), complex)),
+        hostile("signature.running", np.zeros((3, 1))),
+        hostile("signature.classes", np.full(CLASSES, np.inf)),
+        hostile("signature.classes", np.zeros(CLASSES + 3)),
+        hostile("signature.recent.count", -3.0),
+        hostile("signature.recent.sums", np.zeros((2, 9))),
+        hostile("signature.recent.sums", [[1], [1, 2]]),
+        hostile("domain.sums", np.zeros((2, 9))),
+        hostile("domain.count", np.inf),
+        hostile("moments.sums", np.zeros((2, CLASSES + 1))),
+        hostile("moments.count", np.nan),
+        hostile("moments.classes", np.zeros(CLASSES - 1)),
+        hostile("moments.classes", -np.ones(CLASSES)),
+    ],
+)
+def test_states_that_are_refused_change_nothing(wrong: dict[str, Any], evenly: np.ndarray) -> None:
+    adapter, other = (race_merge(Confidence(True), [expert(2.0, batch_norm=True)]) for _ in range(2))
+    adapter.predict(evenly[:40])
+    for images in (evenly[:100], evenly[:20]):
+        other.predict(images)
+    good, before = other.state_dict(), adapter.state_dict()
+    assert set(wrong) <= set(good)
+    expected = adapter.look(evenly)
+    with pytest.raises(MergettaError, match="does not fit"):
+        adapter.load_state_dict({**good, **wrong})
+    assert_same_state(adapter.state_dict(), before)
+    np.testing.assert_array_equal(adapter.look(evenly), expected)
+    adapter.load_state_dict(good)
+    assert_same_state(adapter.state_dict(), good)
+
+
+def test_a_state_that_lacks_anything_is_refused_and_changes_nothing(evenly: np.ndarray) -> None:
+    adapter, other = (race_merge(Confidence(True), [expert(2.0, batch_norm=True)]) for _ in range(2))
+    adapter.predict(evenly[:40])
+    other.predict(evenly[:100])
+    good, before = other.state_dict(), adapter.state_dict()
+    optional = {"trials.held", "signature.running", "signature.classes", "signature.recent.count"}
+    for name in good.keys() - optional:
+        with pytest.raises(MergettaError, match=f"it has no '{name}'"):
+            adapter.load_state_dict({key: value for key, value in good.items() if key != name})
+        assert_same_state(adapter.state_dict(), before)
+
+
+def test_a_state_of_other_experts_is_refused(evenly: np.ndarray) -> None:
+    one = race_merge(Confidence(), [expert(2.0)])
+    one.predict(evenly)
+    with pytest.raises(MergettaError, match="does not fit"):
+        race_merge(Confidence(), [expert(2.0), expert(3.0)]).load_state_dict(one.state_dict())
+    with pytest.raises(MergettaError, match="it has no 'shifts'"):
+        one.load_state_dict({"trials.count": 0, "trials.shown": 0})
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("size", [48, 16])
+def test_passes(batch_norm: bool, size: int, evenly: np.ndarray) -> None:
+    """With two views: `test_mirrored.py`."""
+    runtime, evenly = Confidence(batch_norm), evenly[:size]
+    adapter = race_merge(runtime, [expert(1 + i / 10, batch_norm=batch_norm) for i in range(4)])
+    counts = []
+    for _ in range(25 * HELD // size):
+        before = runtime.forwarded
+        adapter.predict(evenly)
+        counts.append((runtime.forwarded - before) / len(evenly))
+    large = batch_norm and 4 * size > 64  # beside what is known: such a batch is seen twice
+    assert max(counts[1:]) <= 2 + large
+    assert max(counts[4:]) <= 2
+    assert adapter.settled
+    assert counts[-1] == 1
+    runtime.forwarded = 0
+    adapter.look(evenly)
+    assert runtime.forwarded == len(evenly)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("size", [128, 64, 16])
+def test_a_jump_starts_anew(size: int, batch_norm: bool, evenly: np.ndarray) -> None:
+    experts, batch = [expert(2.0, batch_norm=batch_norm)], evenly[:size]
+    adapter, fresh = (race_merge(Confidence(batch_norm), experts) for _ in range(2))
+    for _ in range(15 * 128 // size):
+        adapter.predict(batch)
+    assert adapter.settled
+    for _ in range(max(1, HELD // size) - 1):
+        adapter.predict(batch + 5)
+    assert adapter.shifts == 0
+    jumped = adapter.predict(batch + 5)
+    assert adapter.shifts == 1
+    assert not adapter.settled
+    assert adapter.trials.held is not None
+    assert (adapter.trials.held >= 5).all()
+    assert adapter.seen.count == size
+    np.testing.assert_array_equal(jumped, fresh.predict(batch + 5))  # as on a new device
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_to_predict_only_leaves_no_trace(batch_norm: bool, evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(batch_norm), [expert(2.0, batch_norm=batch_norm)])
+    for images in (evenly, evenly[:32]):
+        before = adapter.state_dict()
+        for other in (evenly, evenly + 5, evenly[:1]):
+            adapter.look(other)
+        assert_same_state(adapter.state_dict(), before)
+        adapter.predict(images)
+
+
+def test_alignment_by_hand(evenly: np.ndarray) -> None:
+    """One frame of a class, which is worth 1 / (1 − 1/4 + 1) images beside 64 of the expert's features."""
+    source = SourceFeatures(np.full(CLASSES, 2.0), np.full(CLASSES, 0.3))
+    prior = np.stack([np.full(CLASSES, 0.5), np.full(CLASSES, 0.2)])
+    adapter = race_merge(Confidence(), [expert(1.0, features=prior)], source=source, probe=False)
+    assert isinstance(adapter.normalise, Aligner)
+    x = evenly[:1, 0, 0, :CLASSES].astype(np.float64)
+    share = (1 / 1.75) / (1 / 1.75 + 64)
+    mean = share * x + (1 - share) * 0.5
+    variance = share * x**2 + (1 - share) * (0.2 + 0.25) - mean**2
+    expected = (x - mean) * np.sqrt((0.09 + 1e-6) / (variance + 1e-6)) + 2.0
+    np.testing.assert_allclose(softmax(adapter.predict(evenly[:1])), softmax(expected), rtol=1e-5)
+    np.testing.assert_allclose(softmax(adapter.look(evenly[:1])), softmax(expected), rtol=1e-5)
+
+
+def test_what_is_normalised_and_aligned() -> None:
+    source, features = SourceFeatures(np.zeros(CLASSES), np.ones(CLASSES)), np.ones((2, CLASSES))
+    known, unknown, bn = expert(1.0, features=features), expert(1.0), expert(1.0, batch_norm=True)
+    for adapter, kind in (
+        (race_merge(Confidence(True), [bn]), Normaliser),
+        (race_merge(Confidence(True), [bn], moments=False), Plain),
+        (race_merge(Confidence(), [known], source), Aligner),
+        (race_merge(Confidence(), [known], source, align=False), Plain),
+        (race_merge(Confidence(), [known]), Plain),
+        (race_merge(Confidence(), [known, unknown], source), Plain),
+    ):
+        assert type(adapter.normalise) is kind
+
+
+def test_caution_is_for_experts_that_gain_little(evenly: np.ndarray) -> None:
+    shares = []
+    for caution in (0.0, 0.04):
+        adapter = race_merge(Confidence(), [expert(1.05)], caution=caution, scale=False)
+        for _ in range(3):
+            adapter.predict(evenly)
+        shares.append(adapter.weights[-1])
+    assert shares[0] < 0.5 < shares[1]  # the source model's
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        *[("temperature", value, "temperature must be positive") for value in (0, -1.0, np.nan, np.inf)],
+        *[("caution", value, "caution must not be negative") for value in (-0.1, np.nan, np.inf)],
+        *[(name, value, "between 0 and 1") for name in ("mean", "mixed") for value in (-0.1, 1.1, np.nan)],
+        *[("held", value, "held and rest must be at least 1") for value in (0, -5)],
+    ],
+)
+def test_settings_that_are_refused(name: str, value: float, sentence: str) -> None:
+    for make in (
+        lambda: RaceSettings(**{name: value}),  # type: ignore[arg-type]
+        lambda: race_merge(Confidence(), [expert(1.0)], **{name: value}),
+        lambda: race_merge(Confidence(), [expert(1.0)], settings=RaceSettings(), **{name: value}),
+    ):
+        with pytest.raises(MergettaError, match=sentence):
+            make()
+
+
+def test_options_are_fields_of_the_settings() -> None:
+    chosen = RaceSettings(caution=0.1, halving=False)
+    adapter = race_merge(Confidence(), [expert(1.0)], settings=chosen, temperature=0.5)
+    assert adapter.settings == RaceSettings(caution=0.1, halving=False, temperature=0.5)
+    assert chosen == RaceSettings(caution=0.1, halving=False)
+    bundle = build_bundle(Confidence().groups, [expert(1.0)])
+    with pytest.raises(MergettaError, match="race-merge has no option 'speed'"):
+        create_adapter("race-merge", Confidence(), bundle=bundle, speed=3)
+
+
+def test_bundles_that_are_refused() -> None:
+    runtime = Confidence()
+    with pytest.raises(MergettaError, match="at least one expert"):
+        race_merge(runtime, [])
+    with pytest.raises(MergettaError, match=r"^This bundle has no members: [^.]*\.$"):
+        RaceMerge(runtime, build_bundle(runtime.groups, [expert(1.0)], members=0))
+    with pytest.raises(MergettaError, match="The bundle"):
+        RaceMerge(runtime, build_bundle(Confidence(True).groups, [expert(1.0, batch_norm=True)]))
+    runtime.family = "ours"
+    with pytest.raises(MergettaError, match="belongs to the family 'theirs'"):
+        RaceMerge(runtime, build_bundle(runtime.groups, [expert(1.0).groups], family="theirs"))
+
+
+@pytest.mark.parametrize("layers", [(1, 3), (3, 3)])
+def test_spreads_of_another_model_are_refused(layers: tuple[int, int]) -> None:
+    experts = [expert(1.0, batch_norm=True, spread=np.ones((2, count))) for count in layers]
+    with pytest.raises(MergettaError, match="spread"):
+        race_merge(Confidence(True), experts)
+
+
+def test_features_of_another_model_are_refused() -> None:
+    source = SourceFeatures(np.zeros(CLASSES), np.ones(CLASSES))
+    with pytest.raises(MergettaError, match="features"):
+        race_merge(Confidence(), [expert(1.0, features=np.ones((2, 3))) for _ in range(2)], source)
+
+
+def test_features_of_different_sizes_are_as_good_as_none() -> None:
+    source = SourceFeatures(np.zeros(CLASSES), np.ones(CLASSES))
+    adapter = race_merge(Confidence(), [expert(1.0, features=np.ones((2, size))) for size in (CLASSES, 3)], source)
+    assert type(adapter.normalise) is Plain
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_an_expert_that_breaks_the_model_gets_no_weight(batch_norm: bool, evenly: np.ndarray) -> None:
+    """Even where the first mixture, the mean of all, is broken by it."""
+    experts = [expert(value, batch_norm=batch_norm) for value in (2.0, 3e38)]
+    adapter = race_merge(Confidence(batch_norm), experts)
+    with np.errstate(all="ignore"):
+        for _ in range(12):
+            logits = adapter.predict(evenly * 10)
+            assert np.isfinite(logits).all()
+            for value in adapter.state_dict().values():  # a device must be able to read it again
+                assert np.isfinite(value).all()
+    assert len(adapter.multiples) == 1  # four times the mean would be no number
+    assert adapter.settled
+    assert adapter.weights[1] == 0
+    assert 0 < adapter.fallbacks < 12
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_images_without_numbers_are_only_counted(batch_norm: bool, evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(batch_norm), [expert(2.0, batch_norm=batch_norm)])
+    for count, images in enumerate((evenly[:40], evenly[40:60], evenly)):
+        adapter.predict(images)
+        before = adapter.state_dict()
+        assert before.pop("fallbacks") == count
+        with np.errstate(all="ignore"):
+            adapter.look(np.full_like(evenly[:1], np.nan))
+            assert adapter.fallbacks == count
+            adapter.predict(np.full_like(evenly[:1], np.nan))
+        after = adapter.state_dict()
+        assert after.pop("fallbacks") == count + 1
+        assert_same_state(after, before)
+    adapter.reset()
+    assert adapter.fallbacks == 0
+    with np.errstate(all="ignore"):
+        adapter.predict(np.full_like(evenly, np.nan))
+    for _ in range(12):
+        assert np.isfinite(adapter.predict(evenly)).all()
+    assert adapter.settled
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_prediction_without_numbers_is_the_source_models(batch_norm: bool, evenly: np.ndarray) -> None:
+    runtime = Confidence(batch_norm)
+    adapter = race_merge(runtime, [expert(3e38, batch_norm=batch_norm)], probe=False)
+    with np.errstate(all="ignore"):
+        for predict, fallbacks in ((adapter.predict, 1), (adapter.look, 1), (adapter.predict, 2)):
+            np.testing.assert_array_equal(predict(evenly * 10), runtime(evenly * 10, given=1.0).logits)
+            assert adapter.fallbacks == fallbacks
+
+
+def test_a_candidate_without_numbers_leaves_no_trace(evenly: np.ndarray) -> None:
+    """What the stream's moments are does not depend on what candidates make of them."""
+    found = []
+    for value in (1.5, 3e38):
+        adapter = race_merge(Confidence(True), [expert(v, batch_norm=True) for v in (2.0, value)])
+        adapter.mean = np.array([1.0, 0, 0])
+        adapter.multiples = []
+        adapter.reset()
+        with np.errstate(all="ignore"):
+            for _ in range(2):
+                adapter.predict(evenly * 10)
+        assert adapter.trials.count == 4
+        found.append(adapter.normalise.moments.state())  # type: ignore[union-attr]
+    assert_same_state(found[1], found[0])
+
+
+def test_images_of_another_size_start_the_held_ones_anew(evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(2.0)])
+    adapter.predict(evenly[:40])
+    adapter.predict(np.pad(evenly[:40], ((0, 0), (0, 0), (0, 2), (0, 0))))
+    assert adapter.trials.held is not None
+    assert adapter.trials.held.shape == (40, 1, CLASSES + 2, 2 * CLASSES)
+    assert adapter.trials.labels.sum() == 40
+
+
+def test_held_images_are_counted_once(evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(2.0)])
+    for _ in range(2):
+        adapter.predict(evenly[:50])  # 14 of the second batch
+    assert adapter.trials.count == 0 or adapter.trials.labels.sum() in (0, HELD)
+    assert adapter.trials.labels.sum() == HELD
+
+
+def test_an_expert_called_source_is_a_member_like_any_other(evenly: np.ndarray) -> None:
+    runtime = Confidence()
+    called = Expert(expert(2.0).groups, "", "source")
+    adapter = race_merge(runtime, [called, expert(0.5)])
+    assert adapter.bundle.members is not None
+    assert adapter.bundle.members.names == ("source", "value 0.5")
+    assert len(adapter.weights) == 3
+    for _ in range(20):
+        adapter.predict(evenly)
+    found = adapter.status().weights
+    assert adapter.settled
+    assert found["source"] > 0.9
+    assert found["source model"] < 0.1
+
+
+class TestStatus:
+    def test_from_the_first_image_to_the_next_domain(self, evenly: np.ndarray) -> None:
+        adapter = race_merge(Confidence(), [expert(2.0), expert(0.5)], scale=False)
+        status = adapter.status()
+        assert (status.phase, status.steps, status.shifts, status.fallbacks) == (ADAPTING, 0, 0, 0)
+        assert status.weights == {"value 2.0": 0.5, "value 0.5": 0.5, "source model": 0.0}
+        steps = []
+        while adapter.status().phase == ADAPTING:
+            adapter.predict(evenly)
+            status = adapter.status()
+            steps.append(status.steps)
+            names = ("value 2.0", "value 0.5", "source model")
+            assert status.weights == pytest.approx(dict(zip(names, adapter.weights, strict=True)))
+            assert sum(status.weights.values()) == pytest.approx(1)
+        assert steps == [2, 4, 6]
+        assert status.phase == SETTLED
+        adapter.predict(evenly + 5)
+        status = adapter.status()
+        assert (status.phase, status.shifts) == (ADAPTING, 1)
+        with np.errstate(all="ignore"):
+            adapter.predict(np.full_like(evenly, np.nan))
+        assert adapter.status().fallbacks == 1
+        adapter.reset()
+        status = adapter.status()
+        assert (status.phase, status.steps, status.shifts, status.fallbacks) == (ADAPTING, 0, 0, 0)
+
+    def test_members_of_one_name_are_one(self, evenly: np.ndarray) -> None:
+        experts = [Expert(expert(value).groups, "", name) for value, name in ((2.0, "fog"), (0.5, "x"), (1.5, "fog"))]
+        adapter = race_merge(Confidence(), experts, temperature=0.5)
+        for _ in range(3):
+            adapter.predict(evenly)
+        found, weights = adapter.status().weights, adapter.weights
+        assert found == pytest.approx({"fog": weights[0] + weights[2], "x": weights[1], "source model": weights[3]})
+
+    def test_a_member_may_be_called_like_the_source_model(self, evenly: np.ndarray) -> None:
+        adapter = race_merge(Confidence(), [Expert(expert(2.0).groups, "", "source model"), expert(0.5)])
+        adapter.predict(evenly)
+        assert sum(adapter.status().weights.values()) == pytest.approx(adapter.weights.sum())
+
+    def test_nothing_to_try_is_settled(self) -> None:
+        assert race_merge(Confidence(), [expert(2.0)], probe=False).status().phase == SETTLED
+
+    def test_what_it_normalises_with(self, evenly: np.ndarray) -> None:
+        adapter = race_merge(Confidence(True), [expert(2.0, batch_norm=True)])
+        assert "merged moments and 0 independent images" in adapter.status().normalises
+        adapter.predict(evenly[:64])
+        assert "merged moments and 64 independent images" in adapter.status().normalises
+        plain = race_merge(Confidence(True), [expert(2.0, batch_norm=True)], moments=False)
+        assert plain.status().normalises == "the batch's own statistics"
+        assert race_merge(Confidence(), [expert(2.0)]).status().normalises == "no BatchNorm"
+
+
+class TestSwap:
+    @staticmethod
+    def bundle(*values: float, batch_norm: bool = True, **options: Any) -> Bundle:
+        experts = [expert(value, batch_norm=batch_norm) for value in values]
+        return build_bundle(Confidence(batch_norm).groups, experts, **options)
+
+    def running(self, evenly: np.ndarray, *values: float, batches: int = 3, **options: Any) -> RaceMerge:
+        adapter = RaceMerge(Confidence(True), self.bundle(*values), **options)
+        for _ in range(batches):
+            adapter.predict(evenly[:96])
+        return adapter
+
+    @pytest.mark.parametrize("batches", [0, 1, 3, 20])
+    def test_the_same_bundle_changes_nothing(self, batches: int, evenly: np.ndarray) -> None:
+        adapter = self.running(evenly, 2.0, 0.5, batches=batches)
+        before, bundle = adapter.state_dict(), adapter.bundle
+        assert not adapter.swap(self.bundle(2.0, 0.5))
+        assert adapter.bundle is bundle
+        assert_same_state(adapter.state_dict(), before)
+
+    def test_weights_are_carried_by_name(self, evenly: np.ndarray) -> None:
+        """What the one that is gone had goes to all alike; who is new starts with no more than that."""
+        adapter = self.running(evenly, 2.0, 0.5, 1.5, batches=5, temperature=0.5)  # all have been tried
+        before = dict(zip(("2.0", "0.5", "1.5", "source"), adapter.weights, strict=True))
+        assert min(before.values()) > 0.01
+        new = self.bundle(1.5, 3.0, 2.0)
+        assert adapter.swap(new)
+        assert adapter.bundle is new
+        share = before["0.5"] / 3
+        expected = [before["1.5"] + share, share, before["2.0"] + share, before["source"]]
+        np.testing.assert_allclose(adapter.weights, expected)
+        np.testing.assert_allclose(adapter.candidates[0], expected)
+        np.testing.assert_allclose(adapter.weights.sum(), sum(before.values()))
+
+    def test_members_of_one_name_share_what_it_had(self, evenly: np.ndarray) -> None:
+        adapter = self.running(evenly, 2.0, 0.5, temperature=0.5)
+        before = adapter.weights
+        adapter.swap(self.bundle(2.0, 2.0, 0.5))
+        np.testing.assert_allclose(adapter.weights, [before[0] / 2, before[0] / 2, before[1], before[2]])
+
+    def test_before_the_first_image_it_is_a_new_adapter(self, evenly: np.ndarray) -> None:
+        adapter = self.running(evenly, 2.0, batches=0)
+        assert adapter.swap(self.bundle(1.5, 0.5))
+        fresh = RaceMerge(Confidence(True), self.bundle(1.5, 0.5))
+        np.testing.assert_allclose(adapter.weights, fresh.weights)
+        for _ in range(20):
+            np.testing.assert_array_equal(adapter.predict(evenly[:96]), fresh.predict(evenly[:96]))
+        assert_same_state(adapter.state_dict(), fresh.state_dict())
+
+    @pytest.mark.parametrize("batches", [1, 3, 20])
+    def test_what_is_known_of_the_stream_is_kept_and_members_race_anew(self, batches: int, evenly: np.ndarray) -> None:
+        adapter = self.running(evenly, 2.0, 0.5, batches=batches)
+        before = adapter.state_dict()
+        assert before["moments.count"] == batches * 96
+        adapter.swap(self.bundle(2.0, 0.5, 1.5))
+        after = adapter.state_dict()
+        for name in before:
+            if name.startswith(("moments.", "domain.", "signature.")) or name in ("shifts", "fallbacks"):
+                np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+        assert adapter.status().phase == ADAPTING
+        assert adapter.trials.count == adapter.search.rungs == 0
+        assert "trials.held" not in after
+        for _ in range(20):
+            adapter.predict(evenly[:96])
+        assert adapter.settled
+        assert adapter.shifts == 0
+
+    def test_what_is_carried_predicts_the_next_batches_and_races(self, evenly: np.ndarray) -> None:
+        adapter = self.running(evenly, 2.0, 0.5, batches=20)
+        adapter.swap(self.bundle(0.5, 2.0))
+        carried = adapter.weights
+        for _ in range(3):
+            adapter.predict(evenly[:8])
+            np.testing.assert_allclose(adapter.weights, carried)
+            np.testing.assert_allclose(adapter.candidates[0], carried)
+
+    @pytest.mark.parametrize("batches", [0, 3])
+    def test_a_state_after_it_goes_on_exactly(self, batches: int, evenly: np.ndarray) -> None:
+        """What the first candidate is handicapped by goes by the weights that were carried."""
+        adapter = self.running(evenly, 2.0, 0.5, batches=batches, temperature=0.5)
+        new = self.bundle(2.0, 0.5, 1.5)
+        adapter.swap(new)
+        again = RaceMerge(Confidence(True), new, temperature=0.5)
+        again.load_state_dict(adapter.state_dict())
+        np.testing.assert_allclose(again.search.handicap, adapter.search.handicap)
+        for _ in range(10):
+            np.testing.assert_array_equal(adapter.predict(evenly), again.predict(evenly))
+        assert_same_state(again.state_dict(), adapter.state_dict())
+
+    @pytest.mark.parametrize("wrong", [np.ones(3), -np.ones(4), np.full(4, np.nan), np.ones((1, 4))])
+    def test_hostile_weights_in_a_state_are_refused_and_change_nothing(self, wrong: Any, evenly: np.ndarray) -> None:
+        adapter = self.running(evenly, 2.0, 0.5)
+        adapter.swap(self.bundle(2.0, 0.5, 1.5))
+        state = adapter.state_dict()
+        assert state["carried"].shape == (4,)
+        with pytest.raises(MergettaError, match="does not fit"):
+            adapter.load_state_dict({**state, "carried": wrong})
+        assert_same_state(adapter.state_dict(), state)
+
+    def test_what_is_carried_is_forgotten_with_the_domain(self, evenly: np.ndarray) -> None:
+        adapter = self.running(evenly, 2.0, 0.5, batches=20)
+        adapter.swap(self.bundle(0.5, 2.0))
+        fresh = RaceMerge(Confidence(True), self.bundle(0.5, 2.0))
+        np.testing.assert_array_equal(adapter.predict(evenly + 5), fresh.predict(evenly + 5))
+        assert adapter.shifts == 1
+        np.testing.assert_array_equal(adapter.weights, fresh.weights)
+
+    def test_bundles_that_are_refused_change_nothing(self, evenly: np.ndarray) -> None:
+        runtime = Confidence(True)
+        runtime.family = "ours"
+        base = [Expert(expert(value, batch_norm=True).groups, "ours", str(value)) for value in (2.0, 0.5)]
+        adapter = race_merge(runtime, base)
+        adapter.predict(evenly)
+        before, bundle, expected = adapter.state_dict(), adapter.bundle, adapter.look(evenly)
+        groups = expert(1.5, batch_norm=True).groups
+        for wrong, sentence in (
+            (build_bundle(runtime.groups, [groups], family="theirs"), "belongs to the family 'theirs'"),
+            (build_bundle(runtime.groups, base, members=0), "no members"),
+            (build_bundle(Confidence().groups, [expert(1.5).groups], family="ours"), "The bundle"),
+        ):
+            with pytest.raises(MergettaError, match=sentence):
+                adapter.swap(wrong)
+            assert adapter.bundle is bundle
+            assert_same_state(adapter.state_dict(), before)
+            np.testing.assert_array_equal(adapter.look(evenly), expected)
+
+    def test_signatures_of_another_model_are_refused_and_change_nothing(self, evenly: np.ndarray) -> None:
+        adapter = race_merge(Confidence(), [expert(2.0, np.ones((2, 1)))])
+        adapter.predict(evenly)
+        before, bundle = adapter.state_dict(), adapter.bundle
+        with pytest.raises(MergettaError, match="not of this model"):
+            adapter.swap(build_bundle(Confidence().groups, [expert(2.0, np.ones((2, 7)))]))
+        assert adapter.bundle is bundle
+        assert_same_state(adapter.state_dict(), before)
+
+
+def images_of(name: str, count: int, start: int = 0, severity: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    return next(iter(load_domain("fashion", None, name, severity, start, count).stream(0, count)))
+
+
+def clean(count: int) -> tuple[np.ndarray, np.ndarray]:
+    domain = clean_images("fashion", None, count)
+    assert domain is not None
+    return next(iter(domain.stream(0, count)))
+
+
+def sorted_by_class(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(labels, kind="stable")
+    return images[order], labels[order]
+
+
+def batches(images: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    return (images[start : start + size] for start in range(0, len(images), size))
+
+
+def error(adapter: RaceMerge, images: np.ndarray, labels: np.ndarray, size: int) -> float:
+    """With the mirrored view, as these images mean the same in it."""
+    viewed = Mirrored(adapter)
+    viewed.reset()
+    predicted = np.concatenate([viewed.predict(batch) for batch in batches(images, size)]).argmax(axis=1)
+    return float(np.mean(predicted != labels))
+
+
+def source_error(runtime: Runtime, images: np.ndarray, labels: np.ndarray) -> float:
+    return float(np.mean(runtime(images, given=1.0).logits.argmax(axis=1) != labels))
+
+
+def experts_of(runtime: TorchRuntime) -> list[Expert]:
+    """Of three domains, from 400 images that no test shows."""
+    return [
+        train_expert(runtime, batches(images_of(name, 400, start=1000)[0], 100), domain=name)
+        for name in ("fog", "defocus_blur", "impulse_noise")
+    ]
+
+
+@pytest.fixture(scope="module")
+def subject() -> RaceMerge:
+    runtime = TorchRuntime(load_family("fashion-bn"))
+    return race_merge(runtime, experts_of(runtime))
+
+
+@pytest.fixture(scope="module")
+def experts(subject: RaceMerge) -> list[Expert]:
+    return experts_of(subject.runtime)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def device() -> OnnxRuntime:
+    return OnnxRuntime(to_onnx(load_family("fashion-bn")).SerializeToString(), threads=1)
+
+
+class TestOnRealImages:
+    @pytest.mark.parametrize(("size", "count"), [(1, 200), (16, 400), (200, 400)])
+    def test_one_class_after_the_other(self, size: int, count: int, subject: RaceMerge) -> None:
+        images, labels = images_of("gaussian_noise", count)
+        source, mixed = source_error(subject.runtime, images, labels), error(subject, images, labels, size)
+        in_order = error(subject, *sorted_by_class(images, labels), size)
+        assert subject.trials.count == subject.shifts == 0  # candidates are not shown what is of one class
+        assert source > 0.7
+        assert in_order < source - 0.3
+        assert in_order <= mixed + 0.12
+
+    @pytest.mark.parametrize(
+        ("size", "count"),
+        [
+            (1, 200),
+            (16, 400),
+            (200, 200),
+        ],
+    )
+    def test_candidates_are_shown_mixed_images(self, size: int, count: int, subject: RaceMerge) -> None:
+        error(subject, *images_of("gaussian_noise", count), size)
+        assert subject.trials.count > 0
+
+    @pytest.mark.parametrize("size", [8, 100, 200])
+    @pytest.mark.parametrize("order", ["mixed", "sorted"])
+    def test_clean_images_lose_nothing(self, size: int, order: str, subject: RaceMerge) -> None:
+        images, labels = clean(600) if order == "mixed" else sorted_by_class(*clean(600))
+        assert error(subject, images, labels, size) <= source_error(subject.runtime, images, labels) + 0.015
+
+    def test_clean_single_frames_lose_nothing(self, subject: RaceMerge) -> None:
+        images, labels = clean(150)
+        assert error(subject, images, labels, 1) <= source_error(subject.runtime, images, labels) + 0.015
+
+    @pytest.mark.parametrize("order", ["mixed", "sorted"])
+    @pytest.mark.parametrize("size", [16, 200])
+    def test_a_source_model_that_sees_one_class_is_adapted(self, size: int, order: str, subject: RaceMerge) -> None:
+        images, labels = images_of("contrast", 400)
+        predicted = subject.runtime(images, given=1.0).logits.argmax(axis=1)
+        assert np.bincount(predicted).max() > 0.7 * len(labels)
+        assert source_error(subject.runtime, images, labels) > 0.8
+        if order == "sorted":
+            images, labels = sorted_by_class(images, labels)
+        assert error(subject, images, labels, size) < 0.6
+
+    def test_a_change_of_domain_starts_anew_a_change_of_class_does_not(
+        self, subject: RaceMerge, experts: list[Expert]
+    ) -> None:
+        subject.reset()
+        for batch in batches(sorted_by_class(*images_of("contrast", 320))[0], 64):
+            subject.predict(batch)
+        assert subject.shifts == 0
+        fresh = race_merge(subject.runtime, experts)
+        for batch in batches(images_of("gaussian_noise", 192)[0], 64):
+            np.testing.assert_allclose(softmax(subject.predict(batch)), softmax(fresh.predict(batch)), atol=1e-4)
+        assert subject.shifts == 1
+        assert fresh.shifts == 0
+
+    @pytest.mark.parametrize("name", ["fog", "frost"])
+    def test_a_change_is_found_although_predictions_collapse_with_it(self, name: str, subject: RaceMerge) -> None:
+        """What is known of noise makes most of these images one class, as if classes came one by one."""
+        subject.reset()
+        for start in ("gaussian_noise", name):
+            for batch in batches(images_of(start, 192)[0], 64):
+                subject.predict(batch)
+        assert subject.shifts == 1
+
+    def test_with_frozen_moments_nothing_depends_on_the_batch(self, subject: RaceMerge) -> None:
+        images, _ = images_of("gaussian_noise", 200)
+        error(subject, images, np.zeros(200, int), 50)
+        together = subject.look(images[:20])
+        alone = np.concatenate([subject.look(image[None]) for image in images[:20]])
+        np.testing.assert_allclose(together, alone, atol=1e-4)
+
+    def test_the_order_of_groups_in_a_file_changes_nothing(
+        self, subject: RaceMerge, experts: list[Expert], tmp_path: Path
+    ) -> None:
+        loaded = []
+        for i, each in enumerate(experts):
+            turned = Expert(
+                dict(reversed(list(each.groups.items()))),
+                each.family,
+                each.domain,
+                each.signature,
+                each.features,
+                each.spread,
+                each.provenance,
+            )
+            (turned if i % 2 else each).save(tmp_path / "e")
+            loaded.append(turned if i == 2 else Expert.load(tmp_path / "e"))
+        orders = {tuple(each.groups) for each in loaded}
+        assert orders != {tuple(subject.runtime.groups)}
+        other = race_merge(subject.runtime, loaded)
+        expected = race_merge(subject.runtime, experts)
+        one, two = (each.normalise.moments.variances for each in (other, expected))  # type: ignore[union-attr]
+        assert one is not None and two is not None
+        np.testing.assert_array_equal(one.domains, two.domains)
+        for batch in batches(images_of("gaussian_noise", 192)[0], 64):
+            np.testing.assert_allclose(other.predict(batch), expected.predict(batch), atol=1e-4)
+
+    def test_onnx_gives_the_same_numbers(self, subject: RaceMerge, experts: list[Expert], device: OnnxRuntime) -> None:
+        other = race_merge(device, experts)
+        subject.reset()
+        images, _ = images_of("gaussian_noise", 150)
+        for batch in batches(images, 50):
+            np.testing.assert_allclose(softmax(subject.predict(batch)), softmax(other.predict(batch)), atol=2e-3)
+        together = other.look(images[:20])
+        alone = np.concatenate([other.look(image[None]) for image in images[:20]])
+        np.testing.assert_allclose(together, alone, atol=1e-4)
+
+    @pytest.mark.parametrize("size", [1, 50])
+    def test_without_batch_norm(self, size: int) -> None:
+        """One class after the other, which alignment to all classes would lead astray; and mixed."""
+        runtime = TorchRuntime(load_family("fashion-vit"))
+        source = measure_source(runtime, batches(clean(500)[0], 100))
+        fog = train_expert(runtime, batches(images_of("fog", 200, start=1000)[0], 50), domain="fog")
+        adapter = race_merge(runtime, [fog], source=source)
+        assert isinstance(adapter.normalise, Aligner)
+        images, labels = images_of("jpeg_compression", 100)
+        before = source_error(runtime, images, labels)
+        assert error(adapter, images, labels, size) <= before + 0.02
+        assert error(adapter, *sorted_by_class(images, labels), size) <= before + 0.02
+
+
+class TestRest:
+    def at_rest(self, evenly: np.ndarray, **options: Any) -> RaceMerge:
+        adapter = race_merge(Confidence(True), [expert(2.0, batch_norm=True), expert(0.5, batch_norm=True)], **options)
+        while not adapter.resting:
+            adapter.predict(evenly)
+        return adapter
+
+    def test_moments_stay_as_they_are_and_predictions_are_those_of_the_adjustable_model(
+        self, evenly: np.ndarray
+    ) -> None:
+        adapter = self.at_rest(evenly, rest=300)
+        assert adapter.seen.count >= 300
+        before, expected = adapter.state_dict(), adapter.look(evenly)
+        np.testing.assert_allclose(adapter.predict(evenly), expected, rtol=1e-5)
+        after = adapter.state_dict()
+        for name, value in before.items():
+            if not name.startswith("signature."):
+                np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+    def test_one_pass_of_what_was_folded_once(self, evenly: np.ndarray) -> None:
+        adapter = self.at_rest(evenly)
+        folded: list[int] = []
+        original = adapter.runtime.folded
+        adapter.runtime.folded = lambda groups: folded.append(1) or original(groups)  # type: ignore[method-assign,func-returns-value]
+        before = adapter.runtime.forwarded
+        for _ in range(5):
+            adapter.predict(evenly)
+        assert adapter.runtime.forwarded - before == 5 * len(evenly)
+        assert len(folded) == 1
+
+    def test_a_state_at_rest_goes_on_exactly(self, evenly: np.ndarray) -> None:
+        adapter = self.at_rest(evenly)
+        adapter.predict(evenly)
+        again = RaceMerge(Confidence(True), adapter.bundle)
+        again.load_state_dict(adapter.state_dict())
+        for images in (evenly, evenly[:7], evenly + 5, evenly + 5):
+            np.testing.assert_array_equal(adapter.predict(images), again.predict(images))
+        assert adapter.shifts == again.shifts > 0
+
+    def test_a_shift_ends_it(self, evenly: np.ndarray) -> None:
+        adapter = self.at_rest(evenly)
+        adapter.predict(evenly + 5)
+        assert (adapter.shifts, adapter.resting, adapter.seen.count) == (1, False, len(evenly))
+
+    def test_a_small_drift_ends_it_without_a_shift(self, evenly: np.ndarray) -> None:
+        adapter = self.at_rest(evenly)
+        drift = 0.0
+        while adapter.resting:
+            drift += 0.01
+            adapter.predict(evenly + drift)
+        assert drift < 0.3 and not adapter.shifts
+        before = adapter.state_dict()["moments.sums"]
+        adapter.predict(evenly + drift)  # moments follow again
+        assert not np.array_equal(adapter.state_dict()["moments.sums"], before)
+
+    def test_another_bundle_ends_it(self, evenly: np.ndarray) -> None:
+        adapter = self.at_rest(evenly)
+        adapter.predict(evenly)
+        adapter.swap(build_bundle(Confidence(True).groups, [expert(3.0, batch_norm=True)]))
+        assert not adapter.resting
