@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from mergetta import Expert, OnnxRuntime, ZOMerge, build_bundle, load_family
+from mergetta.adapters.wrappers.governed import Governed
 from mergetta.bench.inputs import target_of
 from mergetta.bench.pools import make_expert
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import Suite, load_suite
 from mergetta.bundle import Bundle
-from mergetta.adapters.wrappers.governed import Governed
 from mergetta.groups import last_blocks
 from mergetta.runtimes.export import to_onnx
 from mergetta.runtimes.quantize import quantize_dynamic
