@@ -61,6 +61,11 @@ class TestCommands:
         assert [(report["device"], report["images"]) for report in hub.reports] == [("door", 20)]
         assert "bundle?exclude=fog&exclude_own=true" in hub.requests[0][1]
         assert (tmp_path / "mergetta-hub" / "reports.jsonl").read_bytes() == b""
+        served = (tmp_path / "predictions.jsonl").read_bytes()
+        (tmp_path / "b.safetensors").write_bytes(hub.bundle)
+        result = mergetta(*run, "--bundle", "b.safetensors", "--out", "own.jsonl", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert (tmp_path / "own.jsonl").read_bytes() == served
 
         for wrong in (run, [*run, "--hub", hub.url, "--bundle", "b.safetensors"]):
             result = mergetta(*wrong, cwd=tmp_path)
