@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any
@@ -91,14 +92,19 @@ def create_adapter(name: str, runtime: Runtime, **options: Any) -> Adapter:
     >>> create_adapter("zo-merge", runtime, bundle=bundle, lr=5e-3)   # doctest: +SKIP
     """
     kind = find_method(name).load()
-    accepted = accepted_options(kind)
-    unknown = set(options) - accepted
-    if unknown:
-        raise MergettaError(f"{name} has no option {min(unknown)!r}; it takes {', '.join(sorted(accepted))}.")
+    check_options(name, kind, options)
     needs = METHODS[name].needs
     if needs and needs not in options:
         raise MergettaError(f"{name} needs {needs}=….")
     return kind(runtime, **options)
+
+
+def check_options(name: str, kind: type, options: Iterable[str]) -> None:
+    """Raise unless a method takes all of them."""
+    accepted = accepted_options(kind)
+    unknown = set(options) - accepted
+    if unknown:
+        raise MergettaError(f"{name} has no option {min(unknown)!r}; it takes {', '.join(sorted(accepted))}.")
 
 
 def accepted_options(kind: type) -> set[str]:

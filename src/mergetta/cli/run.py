@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.live import Live
 
 if TYPE_CHECKING:
-    from mergetta.device.agent import Agent
+    from mergetta.device.agent import Agent, Summary
+    from mergetta.device.hub_client import HubClient
     from mergetta.device.stream import Item
 
 T = TypeVar("T")
@@ -92,12 +93,9 @@ def command(
     with contextlib.ExitStack() as stack:
         link = None
         if hub is not None:
-            from mergetta.device.hub_client import HubClient, read_key
             from mergetta.device.hub_link import HubLink
 
-            logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of every retry, for days
-            client = HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
-            name = device or platform.node() or "device"
+            client, name = client_of(hub, token, ca, verify_key), device or platform.node() or "device"
             groups = runtime.groups
             link = HubLink(client, runtime.family, hub_folder, name, refresh, exclude or (), exclude_own, groups)
             stack.callback(link.stop)
@@ -112,7 +110,17 @@ def command(
         channels, size = runtime.metadata["channels"], runtime.metadata["size"]
         stream = open_stream(images, channels, size, agent.position, parse(frame), sys.stdin.buffer)
         follow(agent, until_interrupted(batched(stream, batch_size)))
-    summary = agent.summary
+    report(agent.summary, out, json)
+
+
+def client_of(hub: str, token: str | None, ca: Path | None, verify_key: str | None) -> HubClient:
+    from mergetta.device.hub_client import HubClient, read_key
+
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of every retry, for days
+    return HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
+
+
+def report(summary: Summary, out: Path, json: bool) -> None:
     if json:
         typer.echo(json_format.dumps(dataclasses.asdict(summary)))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mergetta.adapters import accepted_options, create_adapter
+from mergetta.adapters import accepted_options, check_options, create_adapter
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.normaliser import Normaliser
 from mergetta.adapters.forward_only.zo_merge import ZOMerge
@@ -27,7 +27,7 @@ def race_merge(runtime: OnnxRuntime, bundle: Bundle, options: Options) -> Adapte
 def zo_merge(runtime: OnnxRuntime, bundle: Bundle, options: Options) -> Adapter:
     """The paper's, with the experts' own loss, moments that follow the stream, and steps only where they are needed."""
     governing = {name: value for name, value in options.items() if name in accepted_options(Governed) - {"adapter"}}
-    known = {
+    known: dict[str, Any] = {
         "bundle": bundle,
         "loss": bundle.settings.get("loss") or "roid",
         "delta": float(runtime.metadata.get("delta", 0.1)),
@@ -35,9 +35,8 @@ def zo_merge(runtime: OnnxRuntime, bundle: Bundle, options: Options) -> Adapter:
         "normalise": Normaliser.of_bundle(runtime, bundle),
     }
     stepping = {name: value for name, value in options.items() if name not in governing}
-    adapter = create_adapter("zo-merge", runtime, **known | stepping)
-    assert isinstance(adapter, ZOMerge)
-    return Governed(adapter, **governing)
+    check_options("zo-merge", ZOMerge, stepping)
+    return Governed(ZOMerge(runtime, **known | stepping), **governing)
 
 
 METHODS: dict[str, Callable[[OnnxRuntime, Bundle, Options], Adapter]] = {"race-merge": race_merge, "zo-merge": zo_merge}

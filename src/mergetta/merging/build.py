@@ -70,10 +70,7 @@ def build_bundle(
     experts = list(experts)
     if not experts:
         raise MergettaError("A bundle needs at least one expert.")
-    if max_rank is not None and max_rank < 1:
-        raise MergettaError(f"max_rank must be at least 1, not {max_rank}.")
-    if tolerance is not None and not 0 <= tolerance < np.inf:
-        raise MergettaError(f"tolerance must be zero or positive, not {tolerance}.")
+    check_limits(max_rank, tolerance)
     start = np.asarray(initial, dtype=np.float64)
     if start.ndim == 0:
         start = np.full(len(experts), start)
@@ -88,31 +85,19 @@ def build_bundle(
     for name, source in mixed.items():
         tasks = task_matrix(source, [values[name] for values in adapted])
         if name not in weights:
-            factors = factorise(tasks)
-            rank = min(MOST, adaptive_rank(factors.energies, moment_tolerance))
-            basis[name] = factors.basis[:rank]
-            coefficients[name] = mixture_shares(start) @ factors.coordinates[:, :rank]
+            basis[name], coefficients[name] = directions_of(tasks, mixture_shares(start), moment_tolerance, MOST)
             continue
         if keep is not None:
             tasks = keep_largest(tasks, keep)
         threshold = None if tolerance is None else tolerance * (tasks.shape[1] if tolerance_per_entry else 1)
-        if not reduce:
-            basis[name], coefficients[name] = tasks, start
-            if threshold is not None:
-                basis[name], coefficients[name] = largest_tasks(tasks, start, threshold, max_rank)
-            continue
-        factors = factorise(tasks)
-        rank = chosen_rank(factors.energies, threshold, max_rank)
-        basis[name] = factors.basis[:rank]
-        coefficients[name] = start @ factors.coordinates[:, :rank]
+        if reduce:
+            basis[name], coefficients[name] = directions_of(tasks, start, threshold, max_rank)
+        else:
+            basis[name], coefficients[name] = largest_tasks(tasks, start, threshold, max_rank)
     settings = {
         **facts_of(experts),
-        "keep": None if keep is None else float(keep),
-        "max_rank": None if max_rank is None else int(max_rank),
-        "tolerance": None if tolerance is None else float(tolerance),
-        "tolerance_per_entry": bool(tolerance_per_entry),
+        **recorded(keep, max_rank, tolerance, tolerance_per_entry, moment_tolerance),
         "reduce": bool(reduce),
-        "moment_tolerance": float(moment_tolerance),
         "initial": float(start[0]) if np.ndim(initial) == 0 else start.tolist(),
         "members": members if reduce else 0,
     }
@@ -120,6 +105,37 @@ def build_bundle(
     spreads = spreads_of(experts)
     variances = variances_of(base, experts) or feature_variances(np.mean(spreads, axis=0) if spreads else None, kept)
     return Bundle(base, basis, coefficients, tuple(frozen), family, variances, settings, kept)
+
+
+def check_limits(max_rank: int | None, tolerance: float | None) -> None:
+    if max_rank is not None and max_rank < 1:
+        raise MergettaError(f"max_rank must be at least 1, not {max_rank}.")
+    if tolerance is not None and not 0 <= tolerance < np.inf:
+        raise MergettaError(f"tolerance must be zero or positive, not {tolerance}.")
+
+
+def recorded(
+    keep: float | None,
+    max_rank: int | None,
+    tolerance: float | None,
+    tolerance_per_entry: bool,
+    moment_tolerance: float,
+) -> dict[str, Any]:
+    """What a bundle says of how it was reduced."""
+    return {
+        "keep": None if keep is None else float(keep),
+        "max_rank": None if max_rank is None else int(max_rank),
+        "tolerance": None if tolerance is None else float(tolerance),
+        "tolerance_per_entry": bool(tolerance_per_entry),
+        "moment_tolerance": float(moment_tolerance),
+    }
+
+
+def directions_of(tasks: Matrix, start: Matrix, threshold: float | None, max_rank: int | None) -> tuple[Matrix, Matrix]:
+    """RR and ARS: the directions that are kept of a group's task vectors, and where the merge starts in them."""
+    factors = factorise(tasks)
+    rank = chosen_rank(factors.energies, threshold, max_rank)
+    return factors.basis[:rank], start @ factors.coordinates[:, :rank]
 
 
 def members_of(
@@ -203,11 +219,14 @@ def chosen_rank(energies: Matrix, threshold: float | None, max_rank: int | None)
     return rank if max_rank is None else min(rank, max_rank)
 
 
-def largest_tasks(tasks: Matrix, start: Matrix, threshold: float, max_rank: int | None) -> tuple[Matrix, Matrix]:
-    """ARS without RR, which the paper has in its ablation and does not define. Our reading: ARS' rule on the task
-    vectors themselves. The fewest of them (at most `max_rank`) whose left-out share of the energy is below the
-    threshold keep a coefficient each; all others share one, so that the merge starts where it would with all of them.
+def largest_tasks(tasks: Matrix, start: Matrix, threshold: float | None, max_rank: int | None) -> tuple[Matrix, Matrix]:
+    """Without RR: all task vectors as they are, unless there is a threshold. ARS without RR is in the paper's ablation,
+    which does not define it. Our reading: ARS' rule on the task vectors themselves. The fewest of them (at most
+    `max_rank`) whose left-out share of the energy is below the threshold keep a coefficient each; all others share one,
+    so that the merge starts where it would with all of them.
     """
+    if threshold is None:
+        return tasks, start
     energies = (tasks**2).sum(axis=1)
     order = np.argsort(-energies, kind="stable")
     rank = chosen_rank(energies[order], threshold, max_rank) if energies.any() else 0

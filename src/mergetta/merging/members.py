@@ -15,6 +15,7 @@ from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import GroupValues, as_mixed, learnable
 from mergetta.merging.low_rank import Matrix, adaptive_rank, factorise
+from mergetta.streams.domain import with_seconds
 
 MOST = 16
 """Members of a bundle, unless said otherwise."""
@@ -153,8 +154,7 @@ class Clusters:
             moments = getattr(known, kind)
             if moments is not None and (moments.shape[1] in sizes or len(sizes) < SIZES):
                 sizes.add(moments.shape[1])
-                mean, variance = moments.astype(np.float64)
-                told[kind, moments.shape[1]] = np.stack([mean, variance + mean**2]), 1
+                told[kind, moments.shape[1]] = with_seconds(moments), 1
         return Cluster(tasks, told, 1, Counter([known.domain]), Counter([contributor]))
 
     def _moments(self, kind: str) -> Matrix | None:

@@ -16,7 +16,7 @@ from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import GroupValues, as_mixed, check_groups, learnable, mixture_shares, moment_pairs
-from mergetta.merging.build import MOMENT_TOLERANCE, as_float32, feature_variances, mixed_values
+from mergetta.merging.build import MOMENT_TOLERANCE, as_float32, check_limits, feature_variances, mixed_values, recorded
 from mergetta.merging.low_rank import Matrix, adaptive_rank, signs
 from mergetta.merging.members import MOST, Clusters
 from mergetta.merging.trim import keep_largest
@@ -149,10 +149,7 @@ class Pool:
         count = self.count - len(without)
         if count < 1:
             raise MergettaError("A bundle needs at least one expert.")
-        if max_rank is not None and max_rank < 1:
-            raise MergettaError(f"max_rank must be at least 1, not {max_rank}.")
-        if tolerance is not None and not 0 <= tolerance < np.inf:
-            raise MergettaError(f"tolerance must be zero or positive, not {tolerance}.")
+        check_limits(max_rank, tolerance)
         if not np.isfinite(initial):
             raise MergettaError(f"initial must be one finite number, not {initial}.")
         total_spread, spreads = self._with_spreads(without, -1)
@@ -195,12 +192,8 @@ class Pool:
             "experts": count,
             "loss": None,
             "domains": [],
-            "keep": None if self.keep is None else float(self.keep),
-            "max_rank": None if max_rank is None else int(max_rank),
-            "tolerance": None if tolerance is None else float(tolerance),
-            "tolerance_per_entry": bool(tolerance_per_entry),
+            **recorded(self.keep, max_rank, tolerance, tolerance_per_entry, moment_tolerance),
             "reduce": True,
-            "moment_tolerance": float(moment_tolerance),
             "initial": float(initial),
             "members": self.members,
         }

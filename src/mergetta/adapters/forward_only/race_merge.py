@@ -22,7 +22,7 @@ from mergetta.errors import MergettaError
 from mergetta.groups import Vector, check_groups, has_batch_norm
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Predict, Runtime
-from mergetta.streams.domain import DomainMoments, Variances, between_domains, predicted
+from mergetta.streams.domain import DomainMoments, Variances, between_domains, predicted, with_seconds
 from mergetta.streams.moments import StreamMoments
 from mergetta.streams.shift import ShiftDetector, distance
 from mergetta.streams.state import Field, checked
@@ -134,13 +134,8 @@ class RaceMerge(Adapter):
         if signatures is not None and self.channels not in (None, signatures.shape[2]):
             raise MergettaError("The members' signatures are not of this model.")
         normalise = normaliser_of(self.runtime, bundle, self.settings.moments, self.source)
-        self.bundle, self.size, self.mean, self.signatures, self.normalise = (
-            bundle,
-            count + 1,
-            mean,
-            signatures,
-            normalise,
-        )
+        self.bundle, self.normalise, self.signatures = bundle, normalise, signatures
+        self.size, self.mean = count + 1, mean
         multiples = [times * mean for times in FURTHER if self.settings.scale]
         self.multiples = [weights for weights in multiples if self._is_finite(weights)]
         self._merged: tuple[bytes, dict[str, Vector]] | None = None
@@ -198,9 +193,10 @@ class RaceMerge(Adapter):
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits of a batch; `adapt=False` only predicts."""
         output = self._at_rest(images) if adapt and self.resting else self._forward(images, self.weights, learn=adapt)
-        if adapt and self._is_new(output):
-            output = self._forward(images, self.weights, learn=True)
         p = probabilities(output)
+        if adapt and self._is_new(to_numpy(output.signature), p):
+            output = self._forward(images, self.weights, learn=True)
+            p = probabilities(output)
         if not np.isfinite(p).all():
             self.fallbacks += adapt
             output = self.runtime(images, given=1.0)
@@ -235,9 +231,8 @@ class RaceMerge(Adapter):
             self._merged = key, self.bundle.mixture(weights[:-1])
         return self.normalise(images, self._merged[1], features_of(self.bundle.members, weights[:-1]), learn)
 
-    def _is_new(self, output: Output) -> bool:
+    def _is_new(self, signature: NDArray[Any], p: NDArray[Any]) -> bool:
         """Whether a batch is the first one of a domain: then nothing is known, and it is predicted once more."""
-        signature, p = to_numpy(output.signature), probabilities(output)
         self.channels = signature.shape[1]
         if self.signatures is not None and self.signatures.shape[2] != signature.shape[1]:
             raise MergettaError("The members' signatures are not of this model.")
@@ -273,7 +268,7 @@ class RaceMerge(Adapter):
         """Go on with another bundle of the family: weights by member and the stream's moments are carried over, and the
         members race anew against what they amount to. The same bundle again changes nothing, and gives False.
         """
-        if bundle.to_bytes() == self.bundle.to_bytes():
+        if bundle.digest == self.bundle.digest:
             return False
         assert self.bundle.members is not None
         before, moments, known = named(self.bundle.members.names, self.weights), self.normalise.moments, self.seen.count
@@ -351,9 +346,9 @@ def features_of(members: Members | None, weights: Vector) -> NDArray[Any] | None
     """Mean and variance of the classifier's input in a mixture of the members' domains, (2, F)."""
     if members is None or members.features is None:
         return None
-    features, total = members.features.astype(np.float64), weights.sum()
-    shares = weights / total if total > 0 else np.full(len(features), 1 / len(features))
-    mean, seconds = shares @ features[:, 0], shares @ (features[:, 1] + features[:, 0] ** 2)
+    total, count = weights.sum(), len(weights)
+    shares = weights / total if total > 0 else np.full(count, 1 / count)
+    mean, seconds = np.tensordot(shares, [with_seconds(each) for each in members.features], axes=1)
     return np.stack([mean, np.maximum(seconds - mean**2, 0)])
 
 

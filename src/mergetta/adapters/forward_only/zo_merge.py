@@ -100,7 +100,7 @@ class ZOMerge(Adapter):
         """
         check_family(self.runtime, bundle.family, "The bundle")
         check_groups(bundle.base, self.runtime.groups, "The bundle")
-        if bundle.to_bytes() == self.bundle.to_bytes():
+        if bundle.digest == self.bundle.digest:
             return False
         old, before, coefficients = self.bundle, self.coefficients, {}
         for name in bundle.moving:
