@@ -13,7 +13,7 @@ from mergetta import Bundle, Expert, MergettaError, OnnxRuntime, TorchRuntime, b
 from mergetta.adapters.backprop.expert_training import train_expert
 from mergetta.adapters.base import ADAPTING, SETTLED
 from mergetta.adapters.forward_only.normaliser import Aligner, Normaliser, Plain
-from mergetta.adapters.forward_only.race_merge import RaceMerge, RaceSettings
+from mergetta.adapters.forward_only.race_merge import SOURCE, RaceMerge, RaceSettings
 from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
 from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.bench.inputs import clean_images, load_domain
@@ -240,7 +240,7 @@ def test_a_state_of_other_experts_is_refused(evenly: np.ndarray) -> None:
     one.predict(evenly)
     with pytest.raises(MergettaError, match="does not fit"):
         race_merge(Confidence(), [expert(2.0), expert(3.0)]).load_state_dict(one.state_dict())
-    with pytest.raises(MergettaError, match="it has no 'shifts'"):
+    with pytest.raises(MergettaError, match="it has no 'fallbacks'"):
         one.load_state_dict({"trials.count": 0, "trials.shown": 0})
 
 
@@ -275,13 +275,13 @@ def test_a_jump_starts_anew(size: int, batch_norm: bool, evenly: np.ndarray) -> 
     assert adapter.settled
     for _ in range(max(1, HELD // size) - 1):
         adapter.predict(batch + 5)
-    assert adapter.shifts == 0
+    assert adapter.visit.shifts == 0
     jumped = adapter.predict(batch + 5)
-    assert adapter.shifts == 1
+    assert adapter.visit.shifts == 1
     assert not adapter.settled
     assert adapter.trials.held is not None
     assert (adapter.trials.held >= 5).all()
-    assert adapter.seen.count == size
+    assert adapter.visit.count == size
     np.testing.assert_array_equal(jumped, fresh.predict(batch + 5))  # as on a new device
 
 
@@ -611,7 +611,7 @@ class TestSwap:
         for _ in range(20):
             adapter.predict(evenly[:96])
         assert adapter.settled
-        assert adapter.shifts == 0
+        assert adapter.visit.shifts == 0
 
     def test_what_is_carried_predicts_the_next_batches_and_races(self, evenly: np.ndarray) -> None:
         adapter = self.running(evenly, 2.0, 0.5, batches=20)
@@ -650,7 +650,7 @@ class TestSwap:
         adapter.swap(self.bundle(0.5, 2.0))
         fresh = RaceMerge(Confidence(True), self.bundle(0.5, 2.0))
         np.testing.assert_array_equal(adapter.predict(evenly + 5), fresh.predict(evenly + 5))
-        assert adapter.shifts == 1
+        assert adapter.visit.shifts == 1
         np.testing.assert_array_equal(adapter.weights, fresh.weights)
 
     def test_bundles_that_are_refused_change_nothing(self, evenly: np.ndarray) -> None:
@@ -743,7 +743,7 @@ class TestOnRealImages:
         images, labels = images_of("gaussian_noise", count)
         source, mixed = source_error(subject.runtime, images, labels), error(subject, images, labels, size)
         in_order = error(subject, *sorted_by_class(images, labels), size)
-        assert subject.trials.count == subject.shifts == 0  # candidates are not shown what is of one class
+        assert subject.trials.count == subject.visit.shifts == 0  # candidates are not shown what is of one class
         assert source > 0.7
         assert in_order < source - 0.3
         assert in_order <= mixed + 0.12
@@ -787,12 +787,12 @@ class TestOnRealImages:
         subject.reset()
         for batch in batches(sorted_by_class(*images_of("contrast", 320))[0], 64):
             subject.predict(batch)
-        assert subject.shifts == 0
+        assert subject.visit.shifts == 0
         fresh = race_merge(subject.runtime, experts)
         for batch in batches(images_of("gaussian_noise", 192)[0], 64):
             np.testing.assert_allclose(softmax(subject.predict(batch)), softmax(fresh.predict(batch)), atol=1e-4)
-        assert subject.shifts == 1
-        assert fresh.shifts == 0
+        assert subject.visit.shifts == 1
+        assert fresh.visit.shifts == 0
 
     @pytest.mark.parametrize("name", ["fog", "frost"])
     def test_a_change_is_found_although_predictions_collapse_with_it(self, name: str, subject: RaceMerge) -> None:
@@ -801,7 +801,7 @@ class TestOnRealImages:
         for start in ("gaussian_noise", name):
             for batch in batches(images_of(start, 192)[0], 64):
                 subject.predict(batch)
-        assert subject.shifts == 1
+        assert subject.visit.shifts == 1
 
     def test_with_frozen_moments_nothing_depends_on_the_batch(self, subject: RaceMerge) -> None:
         images, _ = images_of("gaussian_noise", 200)
@@ -871,7 +871,7 @@ class TestRest:
         self, evenly: np.ndarray
     ) -> None:
         adapter = self.at_rest(evenly, rest=300)
-        assert adapter.seen.count >= 300
+        assert adapter.visit.count >= 300
         before, expected = adapter.state_dict(), adapter.look(evenly)
         np.testing.assert_allclose(adapter.predict(evenly), expected, rtol=1e-5)
         after = adapter.state_dict()
@@ -897,12 +897,12 @@ class TestRest:
         again.load_state_dict(adapter.state_dict())
         for images in (evenly, evenly[:7], evenly + 5, evenly + 5):
             np.testing.assert_array_equal(adapter.predict(images), again.predict(images))
-        assert adapter.shifts == again.shifts > 0
+        assert adapter.visit.shifts == again.visit.shifts > 0
 
     def test_a_shift_ends_it(self, evenly: np.ndarray) -> None:
         adapter = self.at_rest(evenly)
         adapter.predict(evenly + 5)
-        assert (adapter.shifts, adapter.resting, adapter.seen.count) == (1, False, len(evenly))
+        assert (adapter.visit.shifts, adapter.resting, adapter.visit.count) == (1, False, len(evenly))
 
     def test_a_small_drift_ends_it_without_a_shift(self, evenly: np.ndarray) -> None:
         adapter = self.at_rest(evenly)
@@ -910,7 +910,7 @@ class TestRest:
         while adapter.resting:
             drift += 0.01
             adapter.predict(evenly + drift)
-        assert drift < 0.3 and not adapter.shifts
+        assert drift < 0.3 and not adapter.visit.shifts
         before = adapter.state_dict()["moments.sums"]
         adapter.predict(evenly + drift)  # moments follow again
         assert not np.array_equal(adapter.state_dict()["moments.sums"], before)
@@ -920,3 +920,52 @@ class TestRest:
         adapter.predict(evenly)
         adapter.swap(build_bundle(Confidence(True).groups, [expert(3.0, batch_norm=True)]))
         assert not adapter.resting
+
+
+class TestHome:
+    """The stream is what the source model was made for."""
+
+    @staticmethod
+    def at_home(evenly: np.ndarray, **options: float) -> RaceMerge:
+        runtime = Confidence(batch_norm=True)
+        runtime.signature = runtime(evenly).signature
+        far = runtime.signature + 1
+        return race_merge(runtime, [expert(2.0, far, batch_norm=True), expert(3.0, far, batch_norm=True)], **options)
+
+    def test_the_source_model_predicts_as_it_is(self, evenly: np.ndarray) -> None:
+        adapter = self.at_home(evenly, held=len(evenly))
+        for _ in range(3):
+            np.testing.assert_array_equal(adapter.predict(evenly), adapter.runtime(evenly, given=1.0).logits)
+        status = adapter.status()
+        assert (status.phase, status.steps, status.weights[SOURCE]) == (SETTLED, 0, 1.0)
+        assert status.normalises == "what the source model was trained with"
+
+    def test_not_before_enough_images_have_been_seen(self, evenly: np.ndarray) -> None:
+        adapter = self.at_home(evenly, held=2 * len(evenly))
+        adapter.predict(evenly)
+        assert not adapter.home
+        adapter.predict(evenly)
+        assert adapter.home
+
+    def test_elsewhere_members_race(self, evenly: np.ndarray) -> None:
+        adapter = self.at_home(evenly, held=len(evenly))
+        adapter.predict(evenly + 0.5)
+        assert not adapter.home and adapter.status().steps > 0
+
+    def test_at_rest_it_is_the_source_model_too(self, evenly: np.ndarray) -> None:
+        adapter = self.at_home(evenly, held=len(evenly), rest=2 * len(evenly))
+        for _ in range(4):
+            logits = adapter.predict(evenly)
+        assert adapter.resting
+        np.testing.assert_array_equal(logits, adapter.runtime(evenly, given=1.0).logits)
+
+
+def test_a_bundle_of_another_source_model_is_refused(evenly: np.ndarray) -> None:
+    """Whoever wrote another base into a hub would choose what every device runs."""
+    adapter = race_merge(Confidence(), [expert(2.0)])
+    adapter.predict(evenly)
+    before = adapter.state_dict()
+    other = build_bundle({"n.weight": np.full(1, -5.0)}, [expert(2.0)])
+    with pytest.raises(MergettaError, match="another source model"):
+        adapter.swap(other)
+    assert_same_state(adapter.state_dict(), before)

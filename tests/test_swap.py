@@ -30,7 +30,7 @@ class PlaneRuntime(NumpyRuntime):
 
     def __init__(self) -> None:
         super().__init__()
-        self.groups = {"a": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
+        self.groups = {"a": np.array([1.0, 2.0], np.float32), "b": np.zeros(1, np.float32)}
 
 
 def moved(bundle: Bundle, **coefficients: list[float]) -> ZOMerge:

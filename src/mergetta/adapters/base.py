@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from mergetta.arrays import Array
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
@@ -91,6 +93,17 @@ def part(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def check_family(runtime: Runtime, family: str, what: str) -> None:
     if runtime.family and family and runtime.family != family:
         raise MergettaError(f"{what} belongs to the family {family!r}, but the model is {runtime.family!r}.")
+
+
+def check_bundle(runtime: Runtime, bundle: Bundle) -> None:
+    """Raise unless it is of the model's family and starts from the model's own groups: whoever wrote another base into
+    a hub would otherwise choose what every device runs.
+    """
+    check_family(runtime, bundle.family, "The bundle")
+    check_groups(bundle.base, runtime.groups, "The bundle")
+    for name, vector in bundle.base.items():
+        if not np.allclose(vector, runtime.groups[name], rtol=1e-3, atol=1e-5):
+            raise MergettaError(f"The bundle starts from another source model: its group {name!r} is not this model's.")
 
 
 def check_pool(runtime: Runtime, experts: Sequence[Expert], method: str) -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from mergetta.adapters.backprop.roid import ROID
-from mergetta.adapters.base import check_family, entry
+from mergetta.adapters.base import check_bundle, entry
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
-from mergetta.groups import Group, Vector, check_groups, learnable
+from mergetta.groups import Group, Vector, learnable
 from mergetta.runtimes.torch_runtime import TorchRuntime
 from mergetta.seeds import generator
 from mergetta.zeroth_order.spsa import apply, probe
@@ -44,8 +44,7 @@ class Hybrid(ROID):
     ) -> None:
         if "frozen" in options:
             raise MergettaError("hybrid freezes what does not learn by itself: give layers=…, not frozen=….")
-        check_family(runtime, bundle.family, "The bundle")
-        check_groups(bundle.base, runtime.groups, "The bundle")
+        check_bundle(runtime, bundle)
         if not (delta > 0 and clamp > 0 and zo_lr >= 0):
             raise MergettaError(f"delta and clamp must be positive, zo_lr not negative: {delta}, {clamp}, {zo_lr}.")
         learning = last_layers(runtime.structure, layers)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from mergetta.adapters.base import Adapter, check_family
+from mergetta.adapters.base import Adapter, check_bundle
 from mergetta.arrays import Array
 from mergetta.bundle import Bundle
-from mergetta.groups import check_groups
 from mergetta.runtimes.base import Runtime
 
 
 class Merge(Adapter):
     def __init__(self, runtime: Runtime, bundle: Bundle) -> None:
         super().__init__(runtime)
-        check_family(runtime, bundle.family, "The bundle")
-        check_groups(bundle.base, runtime.groups, "The bundle")
+        check_bundle(runtime, bundle)
         self.merged = bundle.merge()
 
     def predict(self, images: Array) -> Array:

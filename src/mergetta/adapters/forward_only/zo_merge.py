@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.adapters.base import Adapter, Status, check_family, entry, part
+from mergetta.adapters.base import Adapter, Status, check_bundle, entry, part
 from mergetta.adapters.forward_only.normaliser import Normaliser, Plain
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
@@ -51,8 +51,7 @@ class ZOMerge(Adapter):
         which need large batches of mixed classes; `Normaliser.of_bundle` does not.
         """
         super().__init__(runtime)
-        check_family(runtime, bundle.family, "The bundle")
-        check_groups(bundle.base, runtime.groups, "The bundle")
+        check_bundle(runtime, bundle)
         for name, value in (("delta", delta), ("clamp", clamp)):
             if not value > 0:
                 raise MergettaError(f"{name} must be positive, not {value}.")
@@ -98,8 +97,7 @@ class ZOMerge(Adapter):
         is not orthonormal, the nearest to it). Groups that are now frozen go back to the merge. The same bundle again
         changes nothing, and gives False; one that does not fit raises and changes nothing.
         """
-        check_family(self.runtime, bundle.family, "The bundle")
-        check_groups(bundle.base, self.runtime.groups, "The bundle")
+        check_bundle(self.runtime, bundle)
         if bundle.digest == self.bundle.digest:
             return False
         old, before, coefficients = self.bundle, self.coefficients, {}
