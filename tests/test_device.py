@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from mergetta.runtimes.base import Classifier
 from .moving import moved
 from .numpy_runtime import NumpyRuntime
 from .test_cli import Result, mergetta
+from .test_docs import ROOT, blocks
 from .test_governed import governed
 
 CLASSES = list("abcd")
@@ -328,6 +330,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_the_base_install_reads_images() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(requirement.startswith("pillow") for requirement in project["dependencies"])
+
+
 class TestRun:
     @pytest.fixture
     def run(self, deployed: Path, tmp_path: Path) -> Callable[..., Result]:
@@ -421,6 +428,15 @@ class TestDevice:
         assert frame.shape == (10,) and frame.argmax() == labels[0] and np.isclose(frame.sum(), 1)
         assert device.status().steps == 2 and set(device.status().weights) == {"stream", "source model"}
 
+    def test_the_documented_lines(self, deployed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, documented in (("m.onnx", "model.onnx"), ("b.safetensors", "bundle.safetensors")):
+            shutil.copy(deployed / name, tmp_path / documented)
+        monkeypatch.chdir(tmp_path)
+        (block,) = blocks(ROOT / "docs" / "device.md", "python")
+        space: dict[str, Any] = {"camera": load_fashion()[0][:3]}
+        exec(block, space)
+        assert space["device"].agent.progress.images == 3
+
     def test_keeps_what_was_learnt(self, deployed: Path, tmp_path: Path) -> None:
         bundle, frames = Bundle.load(deployed / "b.safetensors"), load_fashion()[0][:64]
         with Device(deployed / "m.onnx", bundle=bundle, state=tmp_path / "s") as device:
@@ -431,8 +447,8 @@ class TestDevice:
     def test_says_what_is_wrong(self, deployed: Path) -> None:
         model, bundle = deployed / "m.onnx", deployed / "b.safetensors"
         for wrong, words in (
-            ({}, "one of bundle and hub"),
-            ({"bundle": bundle, "hub": "http://127.0.0.1:1"}, "one of bundle and hub"),
+            ({}, "Give one of bundle and hub"),
+            ({"bundle": bundle, "hub": "http://127.0.0.1:1"}, "Give one of bundle and hub"),
             ({"bundle": bundle, "token": "x"}, "token goes with a hub only"),
             ({"bundle": deployed / "none"}, "Cannot read"),
         ):

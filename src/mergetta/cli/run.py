@@ -52,7 +52,8 @@ def command(
     state: Annotated[Path | None, typer.Option(help="What was learnt, and how far --out has got.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     max_wait: Annotated[
-        float | None, typer.Option(min=0, help="Seconds after which a batch is predicted although it is not full.")
+        float | None,
+        typer.Option(min=0, max=3600, help="Seconds after which a batch is predicted although it is not full."),
     ] = None,
     resize: Annotated[bool, typer.Option(help="Make images of another size fit, or refuse them.")] = True,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
@@ -110,15 +111,11 @@ def check_link(context: typer.Context, hub: str | None) -> None:
 def report(summary: Summary, out: Path, json: bool) -> None:
     """On standard output, unless the predictions are there."""
     text = (
-        json_format.dumps(dataclasses.asdict(summary))
-        if json
-        else (
-            f"{out}: {summary.images} images ({summary.bad} bad), {summary.forwards:.2f} forward passes per image, "
-            f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks, "
-            f"{summary.state}; normalised with {summary.normalises}{heaviest(summary.weights)}"
-        )
+        f"{out}: {summary.images} images ({summary.bad} bad), {summary.forwards:.2f} forward passes per image, "
+        f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks, {summary.state}; "
+        f"normalised with {summary.normalises}{heaviest(summary.weights)}"
     )
-    typer.echo(text, err=str(out) == "-")
+    typer.echo(json_format.dumps(dataclasses.asdict(summary)) if json else text, err=str(out) == "-")
 
 
 def parse_option(text: str) -> tuple[str, Any]:
@@ -139,8 +136,9 @@ def heaviest(weights: Mapping[str, float]) -> str:
 
 
 def follow(agent: Agent, batches: Iterable[list[Item]]) -> None:
-    """Run, and show how it goes."""
-    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
+    """Run, and show how it goes, unless the predictions themselves are shown."""
+    quiet = agent.predictions is not None and str(agent.predictions.path) == "-"
+    with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4, transient=True) as live:
         for summary in agent.run(batches):
             live.update(
                 f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "

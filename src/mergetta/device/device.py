@@ -32,7 +32,7 @@ class Device:
     method, options, mirror: as of `mergetta run`.
     resize: whether frames of another size are made to fit, or refused.
     state: a file that keeps what was learnt; the next device that is given it goes on from there.
-    out: a file of predictions, of which `mergetta run` writes the rows.
+    out: the file to which `mergetta run` writes; `predict` writes nothing.
 
     >>> device = Device("model.onnx", bundle="bundle.safetensors")  # doctest: +SKIP
     >>> device.classes[device.predict(frame).argmax()]  # doctest: +SKIP
@@ -55,7 +55,7 @@ class Device:
         **connection: Any,
     ) -> None:
         if (bundle is None) == (hub is None):
-            raise MergettaError("A device needs one of bundle and hub.")
+            raise MergettaError("Give one of bundle and hub.")
         if connection and hub is None:
             raise MergettaError(f"{min(connection)} goes with a hub only.")
         state = None if state is None else Path(state)

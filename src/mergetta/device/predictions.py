@@ -7,13 +7,12 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mergetta.device.stream import Done
 from mergetta.errors import MergettaError
-from mergetta.files import read_bytes
 
 COLUMNS = ("index", "name", "content", "label", "class", "confidence", "error")
 STANDARD_OUTPUT = Path("-")
@@ -32,20 +31,27 @@ class Predictions:
 
     def done(self) -> Done:
         """Names and contents of the images that have a row."""
-        data = read_bytes(self.path)[: self.written] if self.written else b""
-        lines = io.StringIO(data.decode(errors="surrogateescape"), newline="")
+        lines = self._lines() if self.written else iter(())
         try:
-            if self.path.suffix != ".csv":
-                rows = [json.loads(line) for line in lines]
-            elif data and tuple(next(csv.reader(lines))) != COLUMNS:
-                raise ValueError("has another header")
-            else:
-                rows = list(csv.DictReader(lines, COLUMNS))
+            rows: Iterable[Any] = map(json.loads, lines)
+            if self.path.suffix == ".csv":
+                rows = csv.DictReader(lines)
+                if self.written and tuple(rows.fieldnames or ()) != COLUMNS:
+                    raise ValueError("The header is another.")
             return {(row["name"], row.get("content", "")) for row in rows}
         except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
             raise MergettaError(
                 f"{self.path} does not hold what was written to it: delete it to begin anew."
             ) from error
+        except OSError as error:
+            raise MergettaError(f"Cannot read {self.path}: {error.strerror or error}.") from error
+
+    def _lines(self) -> Iterator[str]:
+        left = self.written
+        with self.path.open("rb") as file:
+            while left > 0 and (line := file.readline()):
+                left -= len(line)
+                yield line.decode(errors="surrogateescape")
 
     def write(self, rows: Iterable[dict[str, Any]]) -> None:
         text = io.StringIO()
