@@ -253,6 +253,24 @@ class TestAgent:
             load_state(tmp_path / "s", "f", "c")
         assert load_state(tmp_path / "none", "f", "b") is None
 
+    def test_a_crash_in_the_first_batch_of_another_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def another() -> Agent:
+            return Agent(governed(), "b", CLASSES, tmp_path / "other.jsonl", tmp_path / "state.safetensors")
+
+        list(self.make(tmp_path).run(batched(items_of(8), 4)))
+        agent = another()
+        monkeypatch.setattr(agent, "finish", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            agent.step(items_of(4))
+        assert len(rows_of(tmp_path / "other.jsonl")) == 4
+        list(another().run(batched(items_of(8), 4)))
+        assert [row["index"] for row in rows_of(tmp_path / "other.jsonl")] == list(range(8))
+
+    def test_moved_together(self, tmp_path: Path) -> None:
+        list(self.make(tmp_path / "here").run(batched(items_of(8), 4)))
+        (tmp_path / "here").rename(tmp_path / "there")
+        assert self.make(tmp_path / "there").position == 8
+
     def test_a_lost_prediction_file_is_noticed(self, tmp_path: Path) -> None:
         list(self.make(tmp_path).run(batched(items_of(8), 4)))
         (tmp_path / "out.jsonl").write_bytes(b"")

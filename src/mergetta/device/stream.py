@@ -184,6 +184,7 @@ class Batches:
         finally:
             self._left = True
             self._room.release()
+            self._thread.join(0.2)  # time to let go of a camera; a pipe in which nothing comes is not waited for
 
     def _gather(self) -> tuple[list[Item], Exception | None, bool]:
         """(items, what went wrong after them, whether they were the last)."""
