@@ -8,32 +8,39 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mergetta import Expert, MergettaError, OnnxRuntime, build_bundle
+from mergetta import Bundle, Device, Expert, MergettaError, OnnxRuntime, build_bundle
 from mergetta.adapters.base import ADAPTING, SETTLED
 from mergetta.adapters.forward_only.race_merge import RaceMerge
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
 from mergetta.device.agent import Agent
-from mergetta.device.state import load_state, save_state
-from mergetta.device.stream import Item, batched, open_stream
+from mergetta.device.state import Progress, Saved, load_state, save_state
+from mergetta.device.stream import Batches, ImageShape, Item, open_stream
 from mergetta.runtimes.base import Classifier
 
 from .moving import moved
 from .numpy_runtime import NumpyRuntime
-from .test_cli import mergetta
+from .test_cli import Result, mergetta
+from .test_docs import ROOT, blocks
 from .test_governed import governed
 
 CLASSES = list("abcd")
+GREY = ImageShape(1, 28)
 
 
 class TestStream:
@@ -41,35 +48,119 @@ class TestStream:
         Image.fromarray(np.full((9, 5, 3), 200, np.uint8)).save(tmp_path / "a.png")
         (tmp_path / "b.jpg").write_bytes(b"not a jpeg")
         Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "c.png")
-        items = list(open_stream(str(tmp_path), 1, 28))
+        items = list(open_stream(str(tmp_path), GREY))
         assert [item.name for item in items] == ["a.png", "b.jpg", "c.png"]
         assert [item.image is None for item in items] == [False, True, False]
         assert items[0].image.shape == (28, 28, 1)
         assert "Cannot read the image" in items[1].problem
-        assert [item.number for item in open_stream(str(tmp_path), 1, 28, start=2)] == [2]
 
-    def test_npz_and_wrong_channels(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "x.npz", images=np.zeros((3, 6, 6, 3), np.uint8))
-        assert [item.problem for item in open_stream(str(tmp_path / "x.npz"), 1, 6)] == ["has 3 channels, not 1"] * 3
+    def test_what_is_done_is_known_by_name_and_content(self, tmp_path: Path) -> None:
+        for name in ("b.png", "c.png"):
+            Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / name)
+        (tmp_path / "bad.png").write_bytes(b"")
+        done = {(item.name, item.content) for item in open_stream(str(tmp_path), GREY)}
+        assert len(done) == 3
+        Image.fromarray(np.ones((28, 28), np.uint8)).save(tmp_path / "b.png")
+        shutil.copy(tmp_path / "c.png", tmp_path / "a.png")
+        assert [item.name for item in open_stream(str(tmp_path), GREY, lambda: done)] == ["a.png", "b.png"]
+
+    def test_npz_and_wrong_shapes(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "x.npz")
+        np.savez(path, images=np.zeros((3, 6, 6, 3), np.uint8))
+        assert [item.problem for item in open_stream(path, ImageShape(1, 6))] == [
+            "The image has 3 channels, not 1."
+        ] * 3
+        assert [item.image.shape for item in open_stream(path, ImageShape(3, 4))] == [(4, 4, 3)] * 3
+        refused = open_stream(path, ImageShape(3, 4, resize=False))
+        assert {item.problem for item in refused} == {"The image has 6x6 pixels, not 4x4."}
         with pytest.raises(MergettaError, match="has no images"):
             (tmp_path / "empty").mkdir()
-            list(open_stream(str(tmp_path / "empty"), 1, 6))
+            open_stream(str(tmp_path / "empty"), GREY)
 
     def test_raw_frames(self) -> None:
         pixels = np.arange(2 * 12, dtype=np.uint8).tobytes() + b"xyz"
-        items = list(open_stream("-", 1, 6, frame=(3, 4), stdin=io.BytesIO(pixels)))
-        assert [item.image.shape for item in items[:2]] == [(3, 4, 1)] * 2
+        items = list(open_stream("-", ImageShape(1, 6), frame=(3, 4), stdin=io.BytesIO(pixels)))
+        assert [item.image.shape for item in items[:2]] == [(6, 6, 1)] * 2
         assert items[1].image.ravel()[0] == 12
         assert "cut off after 3 of 12 bytes" in items[2].problem
+        with pytest.raises(MergettaError, match="3x4 pixels, not 6x6"):
+            list(open_stream("-", ImageShape(1, 6, resize=False), frame=(3, 4), stdin=io.BytesIO(pixels)))
 
-    def test_batches(self) -> None:
-        items = [Item(i, "", None) for i in range(5)]
-        assert [len(batch) for batch in batched(iter(items), 2)] == [2, 2, 1]
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_videos(self, tmp_path: Path, channels: int) -> None:
+        cv2 = pytest.importorskip("cv2")
+        path = str(tmp_path / "clip.avi")
+        writer = cv2.VideoWriter(path, cv2.VideoWriter.fourcc(*"MJPG"), 5, (32, 16))
+        for level in (0, 100, 200):
+            writer.write(np.full((16, 32, 3), (level, level, level), np.uint8))
+        writer.release()
+        items = list(open_stream(path, ImageShape(channels, 8)))
+        assert [item.name for item in items] == ["0", "1", "2"]
+        assert [item.image.shape for item in items] == [(8, 8, channels)] * 3
+        np.testing.assert_allclose([item.image.mean() for item in items], [0, 100, 200], atol=4)
+        done = {(item.name, item.content) for item in items[:2]}
+        assert [item.name for item in open_stream(path, ImageShape(channels, 8), lambda: done)] == ["2"]
+        address = open_stream(f"file://{path}", ImageShape(channels, 8))  # a live stream: its end is none of its own
+        assert [next(address).name for _ in range(3)] == [""] * 3
+        with pytest.raises(MergettaError, match="gives no more frames"):
+            next(address)
+        for source, words in (
+            ("camera:x", "as in camera:0"),
+            ("camera:77", "cannot open camera:77"),
+            (str(tmp_path / "none.mp4"), "There is no file"),
+        ):
+            with pytest.raises(MergettaError, match=words):
+                open_stream(source, GREY)
+
+
+class TestBatches:
+    def test_sizes(self) -> None:
+        assert [len(batch) for batch in Batches(iter([Item("", None)] * 5), 2)] == [2, 2, 1]
+
+    def test_a_batch_does_not_wait_for_ever(self) -> None:
+        more = threading.Event()
+
+        def slow() -> Iterator[Item]:
+            yield from [Item("", None)] * 3
+            more.wait(60)
+            yield Item("", None)
+
+        batches = iter(Batches(slow(), 2, max_wait=0.01))
+        assert [len(next(batches)) for _ in range(2)] == [2, 1]
+        more.set()
+        assert [len(batch) for batch in batches] == [1]
+
+    def test_stops_with_what_was_read(self) -> None:
+        forever = threading.Event()
+
+        def stuck() -> Iterator[Item]:
+            yield from [Item("", None)] * 3
+            batches.stop()
+            forever.wait(60)
+            yield Item("", None)
+
+        batches = Batches(stuck(), 64)
+        assert [len(batch) for batch in batches] == [3]
+        forever.set()
+
+    def test_what_goes_wrong_in_the_stream_is_told_after_what_came_before(self) -> None:
+        def broken() -> Iterator[Item]:
+            yield Item("", None)
+            raise MergettaError("gone")
+
+        batches = iter(Batches(broken(), 64))
+        assert len(next(batches)) == 1
+        with pytest.raises(MergettaError, match="gone"):
+            next(batches)
 
 
 def items_of(count: int) -> list[Item]:
     rng = np.random.default_rng(0)
-    return [Item(i, f"{i}", rng.integers(0, 256, (6, 6, 1)).astype(np.uint8)) for i in range(count)]
+    return [Item(f"{i}", rng.integers(0, 256, (6, 6, 1)).astype(np.uint8), content=f"{i}") for i in range(count)]
+
+
+def batched(items: list[Item], size: int) -> list[list[Item]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 def evenly(runtime: NumpyRuntime) -> Classifier:
@@ -94,15 +185,15 @@ class TestRaceMerge:
     def test_settles_counts_and_resumes(self, tmp_path: Path) -> None:
         items = items_of(1664)
         (tmp_path / "whole").mkdir()
-        *_, summary = self.make(tmp_path / "whole").run(batched(iter(items), 64))
+        *_, summary = self.make(tmp_path / "whole").run(batched(items, 64))
         assert (summary.images, summary.batches, summary.state, summary.steps) == (1664, 26, SETTLED, 14)
         assert 1 < summary.forwards <= 2
         agent = self.make(tmp_path)
-        first = [agent.step(batch) for batch in list(batched(iter(items), 64))[:3]]
+        first = [agent.step(batch) for batch in batched(items, 64)[:3]]
         assert first[-1].state == ADAPTING
         assert agent.adapter.state_dict()["trials.held"].dtype == np.uint8
         again = self.make(tmp_path)
-        *_, resumed = again.run(batched(iter(items[again.position :]), 64))
+        *_, resumed = again.run(batched(items[again.position :], 64))
         assert resumed == summary
         assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
 
@@ -114,36 +205,37 @@ class TestAgent:
     def test_writes_and_resumes(self, tmp_path: Path) -> None:
         items = items_of(50)
         (tmp_path / "whole").mkdir()
-        list(self.make(tmp_path / "whole").run(batched(iter(items), 8)))
+        list(self.make(tmp_path / "whole").run(batched(items, 8)))
         agent = self.make(tmp_path)
-        for batch in list(batched(iter(items), 8))[:3]:
+        for batch in batched(items, 8)[:3]:
             agent.step(batch)
-        agent._file.write(b'{"half a li')  # the power fails in the middle of a write
-        agent._file.close()
+        agent.close()
+        with (tmp_path / "out.jsonl").open("ab") as file:
+            file.write(b'{"half a li')  # the power fails in the middle of a write
         again = self.make(tmp_path)
         assert again.position == 24
-        list(again.run(batched(iter(items[24:]), 8)))
+        list(again.run(batched(items[24:], 8)))
         assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
         rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert [row["index"] for row in rows] == list(range(50))
-        assert {"index", "name", "label", "class", "confidence"} == set(rows[0])
+        assert {"index", "name", "content", "label", "class", "confidence"} == set(rows[0])
 
     def test_bad_images_are_reported_and_counted(self, tmp_path: Path) -> None:
         items = items_of(6)
-        items[2] = Item(2, "2", None, "cannot be read")
+        items[2] = Item("2", None, "cannot be read")
         agent = self.make(tmp_path)
-        (summary,) = agent.run(batched(iter(items), 6))
+        (summary,) = agent.run(batched(items, 6))
         assert (summary.images, summary.bad) == (5, 1)
         rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert rows[2] == {"index": 2, "name": "2", "error": "cannot be read"}
         all_bad = Agent(governed(), "b", CLASSES, tmp_path / "bad.jsonl")
-        (summary,) = all_bad.run(iter([[Item(0, "x", None, "gone")]]))
+        (summary,) = all_bad.run(iter([[Item("x", None, "gone")]]))
         assert summary.bad == 1
 
     def test_csv(self, tmp_path: Path) -> None:
         items = items_of(5)
-        items[3] = Item(3, "3", None, "gone, too")
-        for _ in Agent(governed(), "b", CLASSES, tmp_path / "out.csv").run(batched(iter(items), 2)):
+        items[3] = Item("3", None, "gone, too")
+        for _ in Agent(governed(), "b", CLASSES, tmp_path / "out.csv").run(batched(items, 2)):
             pass
         with (tmp_path / "out.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -152,17 +244,35 @@ class TestAgent:
         assert rows[0]["class"] in CLASSES
 
     def test_a_state_of_something_else_is_refused(self, tmp_path: Path) -> None:
-        save_state(tmp_path / "s", {"a": 1, "b": np.ones(2)}, "f", "b", 3, 4)
-        state, position, written = load_state(tmp_path / "s", "f", "b")
-        assert (state["a"], position, written) == (1, 3, 4)
+        save_state(tmp_path / "s", Saved({"a": 1, "b": np.ones(2)}, {"out": Progress(3, 4)}), "f", "b")
+        saved = load_state(tmp_path / "s", "f", "b")
+        assert (saved.learnt["a"], saved.progress) == (1, {"out": Progress(3, 4)})
         with pytest.raises(MergettaError, match="another family"):
             load_state(tmp_path / "s", "g", "b")
         with pytest.raises(MergettaError, match="another bundle"):
             load_state(tmp_path / "s", "f", "c")
         assert load_state(tmp_path / "none", "f", "b") is None
 
+    def test_a_crash_in_the_first_batch_of_another_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def another() -> Agent:
+            return Agent(governed(), "b", CLASSES, tmp_path / "other.jsonl", tmp_path / "state.safetensors")
+
+        list(self.make(tmp_path).run(batched(items_of(8), 4)))
+        agent = another()
+        monkeypatch.setattr(agent, "finish", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            agent.step(items_of(4))
+        assert len(rows_of(tmp_path / "other.jsonl")) == 4
+        list(another().run(batched(items_of(8), 4)))
+        assert [row["index"] for row in rows_of(tmp_path / "other.jsonl")] == list(range(8))
+
+    def test_moved_together(self, tmp_path: Path) -> None:
+        list(self.make(tmp_path / "here").run(batched(items_of(8), 4)))
+        (tmp_path / "here").rename(tmp_path / "there")
+        assert self.make(tmp_path / "there").position == 8
+
     def test_a_lost_prediction_file_is_noticed(self, tmp_path: Path) -> None:
-        list(self.make(tmp_path).run(batched(iter(items_of(8)), 4)))
+        list(self.make(tmp_path).run(batched(items_of(8), 4)))
         (tmp_path / "out.jsonl").write_bytes(b"")
         with pytest.raises(MergettaError, match="shorter than"):
             self.make(tmp_path)
@@ -174,7 +284,7 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from tests.test_device import *
 agent = {kind}().make(Path({folder!r}))
-for _ in agent.run(batched(iter(items_of({count})[agent.position:]), {size})):
+for _ in agent.run(batched(items_of({count})[agent.position:], {size})):
     time.sleep(0.002)
 """
 
@@ -187,7 +297,7 @@ def test_killed_at_random_moments(kind: str, size: int, tmp_path: Path) -> None:
     folder, whole = tmp_path / "killed", tmp_path / "whole"
     folder.mkdir()
     whole.mkdir()
-    list(globals()[kind]().make(whole).run(batched(iter(items_of(count)), size)))
+    list(globals()[kind]().make(whole).run(batched(items_of(count), size)))
     chance = random.Random(0)
     code = KILLED.format(root=str(Path(__file__).parents[1]), folder=str(folder), count=count, kind=kind, size=size)
     kills = 0
@@ -211,33 +321,187 @@ def test_killed_at_random_moments(kind: str, size: int, tmp_path: Path) -> None:
     assert (folder / "out.jsonl").read_bytes() == (whole / "out.jsonl").read_bytes()
 
 
-def test_from_export_to_predictions(tmp_path: Path) -> None:
-    """The commands of the documentation, end to end; a second start finds nothing left to do."""
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a bundle and a stream, made by the commands of the documentation."""
     pytest.importorskip("onnxscript")
-    pixels, labels = load_fashion()
-    np.savez(tmp_path / "stream.npz", images=pixels[:150])
+    folder = tmp_path_factory.mktemp("deployed")
+    np.savez(folder / "stream.npz", images=load_fashion()[0][:150])
     for command in (
         ["adapt", "stream.npz", "--out", "e.safetensors", "--batch-size", 50],
         ["build", "e.safetensors", "--out", "b.safetensors"],
         ["export", "--out", "m.onnx"],
     ):
-        result = mergetta(*command, cwd=tmp_path)
+        result = mergetta(*command, cwd=folder)
         assert result.returncode == 0, result.stderr
+    return folder
+
+
+def photos(folder: Path, numbers: Iterable[int]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        Image.fromarray(load_fashion()[0][number, ..., 0]).save(folder / f"{number:03}.png")
+    return folder
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_base_install_reads_images() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(requirement.startswith("pillow") for requirement in project["dependencies"])
+
+
+class TestRun:
+    @pytest.fixture
+    def run(self, deployed: Path, tmp_path: Path) -> Callable[..., Result]:
+        def call(*arguments: object) -> Result:
+            files = ("--model", deployed / "m.onnx", "--bundle", deployed / "b.safetensors")
+            return mergetta("run", *files, *arguments, "--json", cwd=tmp_path)
+
+        return call
+
+    def test_a_stream_without_a_readable_image_is_an_error(self, run: Callable[..., Result], tmp_path: Path) -> None:
+        photos(tmp_path / "photos", ())
+        (tmp_path / "photos" / "a.png").write_bytes(b"not an image")
+        result = run("--images", "photos")
+        assert (result.returncode, json.loads(result.stdout)["bad"]) == (1, 1)
+        assert "photos has no image that can be read (1 bad)" in result.stderr
+
+    def test_what_lacks_a_library_is_not_done(
+        self, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        photos(tmp_path / "photos", range(3))
+        arguments = ("--images", "photos", "--state", "s")
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "PIL", None)
+            result = run(*arguments)
+        assert (result.returncode, "needs PIL" in result.stderr) == (2, True)
+        assert not (tmp_path / "s").exists() and not (tmp_path / "predictions.jsonl").exists()
+        assert json.loads(run(*arguments).stdout)["images"] == 3
+
+    def test_a_folder_that_grows_is_predicted_once(self, run: Callable[..., Result], tmp_path: Path) -> None:
+        arguments = ("--images", photos(tmp_path / "photos", range(2, 12)), "--state", "s", "--batch-size", 4)
+        first = json.loads(run(*arguments).stdout)
+        assert (first["images"], first["batches"]) == (10, 3)
+        assert json.loads(run(*arguments).stdout) == {**first, "entropy": 0.0}
+        photos(tmp_path / "photos", (0, 1, 12))
+        shutil.copy(tmp_path / "photos" / "000.png", tmp_path / "photos" / "005.png")
+        last = json.loads(run(*arguments).stdout)
+        rows = rows_of(tmp_path / "predictions.jsonl")
+        assert [row["index"] for row in rows] == list(range(14))
+        assert [row["name"] for row in rows[10:]] == ["000.png", "001.png", "005.png", "012.png"]
+        assert (last["images"], last["bad"], last["batches"]) == (14, 0, 4)
+
+    def test_another_folder_with_what_was_learnt(self, run: Callable[..., Result], tmp_path: Path) -> None:
+        monday, tuesday = photos(tmp_path / "monday", range(100)), photos(tmp_path / "tuesday", range(90, 130))
+        first = json.loads(run("--images", monday, "--state", "s", "--out", "monday.csv").stdout)
+        again = json.loads(run("--images", tuesday, "--state", "s", "--out", "tuesday.csv").stdout)
+        assert (first["images"], again["images"]) == (100, 40)
+        assert again["steps"] >= first["steps"] > 0
+        photos(monday, (100,))
+        assert json.loads(run("--images", monday, "--state", "s", "--out", "monday.csv").stdout)["images"] == 101
+        (tmp_path / "monday.csv").unlink()
+        assert json.loads(run("--images", monday, "--state", "s", "--out", "monday.csv").stdout)["images"] == 101
+        (tmp_path / "own.jsonl").write_text("precious")
+        refused = run("--images", monday, "--state", "s", "--out", "own.jsonl")
+        assert (refused.returncode, (tmp_path / "own.jsonl").read_text()) == (2, "precious")
+        assert "own.jsonl was not written with s" in refused.stderr
+        (tmp_path / "tuesday.csv").write_text("x" * 10**5)
+        damaged = run("--images", monday, "--state", "s", "--out", "tuesday.csv")
+        assert (damaged.returncode, "does not hold what was written" in damaged.stderr) == (2, True)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_ends_frames_that_do_not_come(self, deployed: Path, tmp_path: Path, number: int) -> None:
+        """What was read is predicted: five frames of another size, of which three are in a batch that was not full."""
+        files = ["--model", str(deployed / "m.onnx"), "--bundle", str(deployed / "b.safetensors")]
+        command = [*files, "--images", "-", "--frame", "56x56", "--out", "-", "--batch-size", "2", "--max-wait", "0.1"]
+        with subprocess.Popen(
+            [Path(sys.executable).with_name("mergetta"), "run", *command, "--json"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert process.stdin and process.stdout and process.stderr
+            process.stdin.write(load_fashion()[0][:5].repeat(2, axis=1).repeat(2, axis=2).tobytes() + b"half a frame")
+            process.stdin.flush()
+            rows = [json.loads(process.stdout.readline()) for _ in range(5)]
+            process.send_signal(number)
+            assert process.wait(60) == 0
+            assert (process.stdout.read(), json.loads(process.stderr.read())["images"]) == (b"", 5)
+        assert [row["name"] for row in rows] == list("01234")
+
+
+class TestDevice:
+    def test_predicts_frames_and_batches_like_run(self, deployed: Path) -> None:
+        pixels, labels = load_fashion()
+        mergetta("run", "--model", "m.onnx", "--bundle", "b.safetensors", "--images", "stream.npz", cwd=deployed)
+        device = Device(deployed / "m.onnx", bundle=deployed / "b.safetensors")
+        batches = [device.predict(pixels[i : i + 64]) for i in range(0, 128, 64)]
+        batches.append(device.predict(pixels[128:150]))
+        found = np.concatenate(batches)
+        rows = rows_of(deployed / "predictions.jsonl")
+        assert [row["label"] for row in rows] == found.argmax(axis=1).tolist()
+        np.testing.assert_allclose([row["confidence"] for row in rows], found.max(axis=1), atol=1e-6)
+        frame = device.predict(pixels[0].repeat(3, axis=0)[..., 0])
+        assert frame.shape == (10,) and frame.argmax() == labels[0] and np.isclose(frame.sum(), 1)
+        assert device.status().steps == 2 and set(device.status().weights) == {"stream", "source model"}
+
+    def test_the_documented_lines(self, deployed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, documented in (("m.onnx", "model.onnx"), ("b.safetensors", "bundle.safetensors")):
+            shutil.copy(deployed / name, tmp_path / documented)
+        monkeypatch.chdir(tmp_path)
+        (block,) = blocks(ROOT / "docs" / "device.md", "python")
+        space: dict[str, Any] = {"camera": load_fashion()[0][:3]}
+        exec(block, space)
+        assert space["device"].agent.progress.images == 3
+
+    def test_keeps_what_was_learnt(self, deployed: Path, tmp_path: Path) -> None:
+        bundle, frames = Bundle.load(deployed / "b.safetensors"), load_fashion()[0][:64]
+        with Device(deployed / "m.onnx", bundle=bundle, state=tmp_path / "s") as device:
+            device.predict(frames)
+        again = Device(deployed / "m.onnx", bundle=bundle, state=tmp_path / "s")
+        assert again.status() == device.status() != Device(deployed / "m.onnx", bundle=bundle).status()
+
+    def test_says_what_is_wrong(self, deployed: Path) -> None:
+        model, bundle = deployed / "m.onnx", deployed / "b.safetensors"
+        for wrong, words in (
+            ({}, "Give one of bundle and hub"),
+            ({"bundle": bundle, "hub": "http://127.0.0.1:1"}, "Give one of bundle and hub"),
+            ({"bundle": bundle, "token": "x"}, "token goes with a hub only"),
+            ({"bundle": deployed / "none"}, "Cannot read"),
+        ):
+            with pytest.raises(MergettaError, match=words):
+                Device(model, **wrong)
+        device = Device(model, bundle=bundle, resize=False)
+        for frame, words in (
+            (np.zeros((28, 28), np.float32), "A frame is uint8"),
+            (np.zeros((0, 28, 28, 1), np.uint8), "A frame is uint8"),
+            (np.zeros((28, 28, 3), np.uint8), "3 channels, not 1"),
+            (np.zeros((30, 28), np.uint8), "30x28 pixels, not 28x28"),
+        ):
+            with pytest.raises(MergettaError, match=words):
+                device.predict(frame)
+
+
+def test_from_export_to_predictions(deployed: Path, tmp_path: Path) -> None:
+    """End to end; a second start finds nothing left to do."""
+    pixels, labels = load_fashion()
+    for name in ("stream.npz", "b.safetensors", "m.onnx", "m.plain.onnx"):
+        shutil.copy(deployed / name, tmp_path / name)
     run = ["run", "--model", "m.onnx", "--bundle", "b.safetensors", "--images", "stream.npz", "--state", "s", "--json"]
     summary = json.loads(mergetta(*run, cwd=tmp_path).stdout)
     assert summary["images"] == 150
     rows = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert np.mean([row["label"] == label for row, label in zip(rows, labels[:150], strict=True)]) > 0.85
     assert summary["normalises"] == "what the source model was trained with"  # clean images
-    again = mergetta(*run, cwd=tmp_path)
-    assert again.returncode == 0
+    assert json.loads(mergetta(*run, cwd=tmp_path).stdout)["images"] == 150
     assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 150
     single = mergetta(*run[:-3], "--batch-size", 1, "--out", "single.jsonl", cwd=tmp_path)
     assert "normalised with what the source model was trained with" in " ".join(single.stdout.split())
     frames = [json.loads(line)["label"] for line in (tmp_path / "single.jsonl").read_text().splitlines()]
     source = OnnxRuntime(tmp_path / "m.onnx")(as_input(pixels[:150]), given=1.0).logits.argmax(axis=1)
     assert np.mean(frames == labels[:150]) >= np.mean(source == labels[:150]) - 0.04
-    assert (summary["steps"], set(summary["weights"])) == (2, {"stream", "source model"})
+    assert (summary["steps"], set(summary["weights"])) == (0, {"stream", "source model"})
     plain = [*run[:7], "--json"]
     two = json.loads(mergetta(*plain, "--mirror", cwd=tmp_path).stdout)
     assert two["forwards"] >= summary["forwards"] + 0.9

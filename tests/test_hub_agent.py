@@ -20,11 +20,10 @@ from mergetta.device.agent import Agent
 from mergetta.device.hub_client import HubClient
 from mergetta.device.hub_link import HubLink
 from mergetta.device.state import bundle_of
-from mergetta.device.stream import batched
 
 from .numpy_runtime import NumpyRuntime
 from .stub_hub import FAMILY, StubHub, cached, id_of, make_bundle
-from .test_device import CLASSES, items_of
+from .test_device import CLASSES, batched, items_of
 
 
 class Killed(BaseException):
@@ -42,13 +41,13 @@ def run_with_swap(hub: StubHub, link: Callable[..., HubLink], folder: Path, arm:
     hub.offer(make_bundle())
     it = link()
     agent = make_agent(it, folder)
-    for number, batch in enumerate(batched(iter(items_of(48)), 8)):
+    for number, batch in enumerate(batched(items_of(48), 8)):
         if number == 3:
             hub.offer(make_bundle(1))
             arm(it, agent)
             it.sync()
         agent.step(batch)
-    agent._file.close()
+    agent.predictions.close()
 
 
 class TestAgent:
@@ -58,7 +57,7 @@ class TestAgent:
         first, it = id_of(make_bundle()), link()
         agent = make_agent(it, tmp_path, report_every=4)
         summaries = []
-        for number, summary in enumerate(agent.run(batched(iter(items_of(56)), 8))):
+        for number, summary in enumerate(agent.run(batched(items_of(56), 8))):
             summaries.append(summary)
             if number == 4:
                 second = hub.offer(make_bundle(1))
@@ -133,7 +132,7 @@ class TestAgent:
                 case "predictions written":
                     kill_after(agent, "_write")
                 case "state saved":
-                    kill_after(agent, "_summarise")
+                    kill_after(agent, "summary")
                 case "state durable":
                     kill_after(agent_module, "make_durable")
                 case _:
@@ -146,7 +145,7 @@ class TestAgent:
         agent = make_agent(it, tmp_path)
         assert agent.position in (24, 32)
         it.sync()
-        list(agent.run(batched(iter(items_of(48)[agent.position :]), 8)))
+        list(agent.run(batched(items_of(48)[agent.position :], 8)))
         assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
         assert (tmp_path / "state").read_bytes() == (tmp_path / "whole" / "state").read_bytes()
         assert cached(tmp_path) == {id_of(make_bundle(1))}
@@ -160,7 +159,7 @@ from pathlib import Path
 from tests.test_hub_agent import *
 folder = Path({str(tmp_path)!r})
 agent = make_agent(HubLink(HubClient({hub.url!r}), FAMILY, folder / "hub", "d", refresh=0.02), folder)
-for batch in batched(iter(items_of(10**4)), 8):
+for batch in batched(items_of(10**4), 8):
     agent._take_newer()
     if agent.bundle != {id_of(make_bundle())!r}:
         os.kill(os.getpid(), {int(signal.SIGKILL)})

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from mergetta import Expert, build_bundle
+from mergetta import Device, Expert, build_bundle
 from mergetta.family_file import FamilyFile
 
 from .numpy_runtime import NumpyRuntime
@@ -48,7 +48,7 @@ class TestCommands:
             def __init__(self, path: Path, threads: int | None) -> None:
                 super().__init__()
 
-        monkeypatch.setattr("mergetta.runtimes.onnx_runtime.OnnxRuntime", Model)
+        monkeypatch.setattr("mergetta.device.device.OnnxRuntime", Model)
         np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).integers(0, 256, (20, 6, 6), dtype=np.uint8))
         hub.bundle = make_bundle().to_bytes()
         hub.signature = base64.b64encode(KEY.sign(hub.bundle)).decode()
@@ -70,8 +70,16 @@ class TestCommands:
         for wrong in (run, [*run, "--hub", hub.url, "--bundle", "b.safetensors"]):
             result = mergetta(*wrong, cwd=tmp_path)
             assert result.returncode == 2
-            assert "Give one of --bundle and --hub" in " ".join(result.stderr.split())
-        hub.signature = None
+            assert "Give one of bundle and hub" in " ".join(result.stderr.split())
+        with Device("m.onnx", hub=hub.url, folder=tmp_path / "python", device="window", refresh=None) as device:
+            frame = device.predict(np.zeros((6, 6), np.uint8))
+            second = hub.offer(make_bundle(1))
+            device.agent.link.sync()
+            device.predict(np.zeros((2, 6, 6, 1), np.uint8))
+        assert (frame.shape, device.agent.bundle) == ((len(CLASSES),), second)
+        waiting = (tmp_path / "python" / "reports.jsonl").read_text()
+        assert (json.loads(waiting)["device"], json.loads(waiting)["images"]) == ("window", 3)
+        hub.bundle, hub.signature = make_bundle().to_bytes(), None
         result = mergetta(*run, "--hub", hub.url, *signed, "--hub-folder", "new", cwd=tmp_path)
         assert result.returncode == 2
         assert "is not signed" in " ".join(result.stderr.split())

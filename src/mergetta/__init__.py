@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mergetta.adapters.forward_only.race_merge import RaceMerge
     from mergetta.adapters.forward_only.zo_merge import ZOMerge
     from mergetta.bundle import Bundle
+    from mergetta.device.device import Device
     from mergetta.expert import Expert
     from mergetta.merging import build_bundle
     from mergetta.models.family import Family, load_family
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Bundle": "mergetta.bundle",
+    "Device": "mergetta.device.device",
     "Expert": "mergetta.expert",
     "Family": "mergetta.models.family",
     "OnnxRuntime": "mergetta.runtimes.onnx_runtime",
@@ -47,6 +49,7 @@ _HOMES = {
 
 __all__ = [
     "Bundle",
+    "Device",
     "Expert",
     "Family",
     "MergettaError",

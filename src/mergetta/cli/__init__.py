@@ -1,4 +1,4 @@
-"""The command line: one file per verb. Exit codes: 0 done, 1 a fault of ours, 2 input that cannot be used."""
+"""The command line: one file per verb. Exit codes: 0 done, 1 it could not be done, 2 input that cannot be used."""
 
 from __future__ import annotations
 

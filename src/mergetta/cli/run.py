@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json as json_format
-import logging
-import platform
 import signal
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,12 +16,11 @@ from rich.live import Live
 
 if TYPE_CHECKING:
     from mergetta.device.agent import Agent, Summary
-    from mergetta.device.hub_client import HubClient
     from mergetta.device.stream import Item
 
-T = TypeVar("T")
 LINK = ("verify_key", "ca", "device", "hub_folder", "refresh", "exclude", "exclude_own")
 """Options of what a hub gives."""
+IMAGES = "A folder of images, FILE.npz, a video file, camera:0, rtsp://…, or `-` for raw frames on standard input."
 Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
 Authorities = Annotated[Path | None, typer.Option(help="Certificate authorities to trust (default: the system's).")]
 VerifyKey = Annotated[
@@ -35,7 +31,7 @@ VerifyKey = Annotated[
 def command(
     context: typer.Context,
     model: Annotated[Path, typer.Option(help="The ONNX file that `mergetta export` wrote.")],
-    images: Annotated[str, typer.Option(help="FILE.npz, a folder of images, or `-` for raw frames on standard input.")],
+    images: Annotated[str, typer.Option(help=IMAGES)],
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `mergetta build` wrote.")] = None,
     hub: Annotated[str | None, typer.Option(help="Address of a hub, instead of --bundle.")] = None,
     method: Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the paper's steps).")] = "race-merge",
@@ -50,11 +46,16 @@ def command(
             "not for text, digits, left and right."
         ),
     ] = False,
-    out: Annotated[Path, typer.Option(help="Predictions: one JSON object per line, or CSV if it ends in .csv.")] = Path(
-        "predictions.jsonl"
-    ),
-    state: Annotated[Path | None, typer.Option(help="Survives a crash: start again with it to go on.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Predictions: JSON lines, or CSV if it ends in .csv; `-` is standard output.")
+    ] = Path("predictions.jsonl"),
+    state: Annotated[Path | None, typer.Option(help="What was learnt, and how far --out has got.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    max_wait: Annotated[
+        float | None,
+        typer.Option(min=0, max=3600, help="Seconds after which a batch is predicted although it is not full."),
+    ] = None,
+    resize: Annotated[bool, typer.Option(help="Make images of another size fit, or refuse them.")] = True,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,
     token: Token = None,
@@ -75,61 +76,46 @@ def command(
 
     Example: `mergetta run --model m.onnx --hub https://hub.example --token … --images photos/ --batch-size 1`
     """
-    from mergetta.bundle import Bundle
-    from mergetta.device.agent import Agent
-    from mergetta.device.methods import create
-    from mergetta.device.state import bundle_of
-    from mergetta.device.stream import batched, open_stream
-    from mergetta.runtimes.onnx_runtime import OnnxRuntime
+    from mergetta.device.device import Device
+    from mergetta.device.stream import Batches, open_stream
 
-    if (bundle is None) == (hub is None):
-        raise typer.BadParameter("Give one of --bundle and --hub.")
+    check_link(context, hub)
+    connection = {
+        "token": token, "verify_key": verify_key, "ca": ca, "device": device, "folder": hub_folder,
+        "refresh": refresh, "exclude": exclude or (), "exclude_own": exclude_own,
+    }  # fmt: skip
+    with Device(
+        model, bundle, hub, method=method, options=dict(parse_option(text) for text in option or ()), mirror=mirror,
+        threads=threads, resize=resize, state=state, out=out, **(connection if hub else {}),
+    ) as running:  # fmt: skip
+        agent = running.agent
+        assert agent.predictions is not None
+        stream = open_stream(images, running.shape, agent.predictions.done, parse(frame))
+        batches = Batches(stream, batch_size, max_wait)
+        with ended_by_signals(batches.stop):
+            follow(agent, batches)
+    report(agent.summary(), out, json)
+    if not agent.progress.images and not batches.interrupted:
+        typer.echo(f"error: {images} has no image that can be read ({agent.progress.bad} bad).", err=True)
+        raise typer.Exit(1)
+
+
+def check_link(context: typer.Context, hub: str | None) -> None:
+    """Options of a hub's link are refused without a hub."""
     for name in () if hub else LINK:
         given = context.get_parameter_source(name)
         if given and given.name == "COMMANDLINE":
             raise typer.BadParameter(f"--{name.replace('_', '-')} goes with --hub only.")
-    options = dict(parse_option(text) for text in option or ())
-    runtime = OnnxRuntime(model, threads=threads)
-    with contextlib.ExitStack() as stack:
-        link = None
-        if hub is not None:
-            from mergetta.device.hub_link import HubLink
-
-            client, name = client_of(hub, token, ca, verify_key), device or platform.node() or "device"
-            groups = runtime.groups
-            link = HubLink(client, runtime.family, hub_folder, name, refresh, exclude or (), exclude_own, groups)
-            stack.callback(link.stop)
-            merged = link.start(bundle_of(state) if state else None)
-            digest = link.id
-        else:
-            assert bundle is not None
-            merged = Bundle.load(bundle, runtime.family)
-            digest = merged.digest
-        adapter = create(method, runtime, merged, options, mirror)
-        agent = Agent(adapter, digest, runtime.metadata["classes"], out, state, link)
-        channels, size = runtime.metadata["channels"], runtime.metadata["size"]
-        stream = open_stream(images, channels, size, agent.position, parse(frame), sys.stdin.buffer)
-        follow(agent, until_interrupted(batched(stream, batch_size)))
-    report(agent.summary, out, json)
-
-
-def client_of(hub: str, token: str | None, ca: Path | None, verify_key: str | None) -> HubClient:
-    from mergetta.device.hub_client import HubClient, read_key
-
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of every retry, for days
-    return HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
 
 
 def report(summary: Summary, out: Path, json: bool) -> None:
-    if json:
-        typer.echo(json_format.dumps(dataclasses.asdict(summary)))
-        return
-    Console().print(
+    """On standard output, unless the predictions are there."""
+    text = (
         f"{out}: {summary.images} images ({summary.bad} bad), {summary.forwards:.2f} forward passes per image, "
-        f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks, "
-        f"{summary.state or 'nothing to do'}; normalised with {summary.normalises}{heaviest(summary.weights)}",
-        highlight=False,
+        f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks, {summary.state}; "
+        f"normalised with {summary.normalises}{heaviest(summary.weights)}"
     )
+    typer.echo(json_format.dumps(dataclasses.asdict(summary)) if json else text, err=str(out) == "-")
 
 
 def parse_option(text: str) -> tuple[str, Any]:
@@ -149,9 +135,10 @@ def heaviest(weights: Mapping[str, float]) -> str:
     return "; merged " + ", ".join(f"{name} {weight:.2f}" for name, weight in ranked) if ranked else ""
 
 
-def follow(agent: Agent, batches: Iterator[list[Item]]) -> None:
-    """Run, and show how it goes."""
-    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
+def follow(agent: Agent, batches: Iterable[list[Item]]) -> None:
+    """Run, and show how it goes, unless the predictions themselves are shown."""
+    quiet = agent.predictions is not None and str(agent.predictions.path) == "-"
+    with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4, transient=True) as live:
         for summary in agent.run(batches):
             live.update(
                 f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
@@ -170,24 +157,23 @@ def parse(frame: str | None) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def until_interrupted(items: Iterator[T]) -> Iterator[T]:
-    """Ctrl-C ends the stream after the current item, so that everything is written."""
-    stop = False
+@contextlib.contextmanager
+def ended_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the stream with what was read, which is predicted and written; a second one ends all."""
 
     def note(number: int, stack: object) -> None:
-        nonlocal stop
-        stop = True
+        stop()
+        restore()
 
-    before = signal.signal(signal.SIGINT, note)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for item in items:
-            if stop:
-                return
-            yield item
-            if stop:
-                return
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def memory() -> str:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 CORRUPT_SETTINGS = "mergetta-corrupt.json"
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
-BILINEAR = 2  # PIL.Image.Resampling.BILINEAR, without importing Pillow where it may be missing
 
 
 def load_images(source: str, channels: int, size: int | None = None) -> NDArray[np.uint8]:
@@ -104,18 +103,22 @@ def image_files(folder: Path) -> list[Path]:
 
 def read_image(file: Path, channels: int, size: int | None = None) -> NDArray[np.uint8]:
     """(H, W, C), resized to `size` if given."""
-    image = open_image(file, channels, str(file))
-    if size:
-        image = image.resize((size, size), BILINEAR)
-    return as_array(image)
+    pixels = as_array(open_image(file, channels, str(file)))
+    return resized(pixels, size) if size else pixels
+
+
+def resized(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """(H, W, C) as (size, size, C)."""
+    from PIL import Image
+
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    return as_array(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def open_image(file: str | Path | BinaryIO, channels: int, name: str) -> Image:
     """A decoded image, grey or RGB; `name` is what an error calls it."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise MergettaError("Reading image files needs Pillow: pip install pillow.") from error
+    from PIL import Image
+
     try:
         with Image.open(file) as image:
             return image.convert("L" if channels == 1 else "RGB")

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mergetta.adapters.base import Adapter, part
+from mergetta.adapters.base import Adapter
 from mergetta.arrays import Array
 from mergetta.data.streams import as_input
-from mergetta.device.state import load_state, save_state
+from mergetta.device.predictions import STANDARD_OUTPUT, Predictions
+from mergetta.device.state import Progress, Saved, load_state, save_state
 from mergetta.device.stream import Item
 from mergetta.errors import MergettaError
 from mergetta.files import make_durable
 from mergetta.losses.information import entropy_of
 from mergetta.losses.probabilities import softmax
-from mergetta.streams.state import Field, checked
 
 if TYPE_CHECKING:
     from mergetta.device.hub_link import HubLink
 
-COUNTS = ("bad", "batches", "images", "passes")
-COLUMNS = ("index", "name", "label", "class", "confidence", "error")
-
 
 @dataclass
 class Summary:
-    """What a run has done, for people and programs."""
+    """What has been done for a file of predictions, for people and programs."""
 
     images: int = 0
     bad: int = 0
@@ -54,8 +49,9 @@ class Summary:
 class Agent:
     """Predictions are on disk before the state that counts them, so a crash repeats at most the current batch.
 
-    After a restart the prediction file is cut back to what the state knows of, and the stream goes on from there: no
-    step is lost and none is taken twice.
+    The state has what was learnt, which serves any stream, and how far each file of predictions has got. After a
+    restart such a file is cut back to what the state knows of, and the stream goes on from there: no step is lost and
+    none is taken twice. A file that is gone is begun anew, with what was learnt.
 
     With a link to a hub (already started: the adapter has its bundle), a newer bundle is taken between batches. It is
     on disk before the state that refers to it, and the old one until then, so a crash never leaves a state without
@@ -67,86 +63,90 @@ class Agent:
         adapter: Adapter,
         bundle: str,
         classes: list[str],
-        out: Path,
+        out: Path | None = None,
         state: Path | None = None,
         link: HubLink | None = None,
         report_every: int = 10,
     ) -> None:
-        """`bundle` is the digest of what the adapter works on: a state belongs to it."""
+        """`bundle` is the digest of what the adapter works on: a state belongs to it. Without `out` no rows are
+        written; `-` is standard output, of which a state remembers nothing.
+        """
         if report_every < 1:
             raise MergettaError(f"report_every must be at least 1, not {report_every}.")
         self.adapter = adapter
         self.classes = classes
-        self.out, self.state = out, state
+        self.state = state
         self.family = adapter.runtime.family
         self.link, self.report_every = link, report_every
         self.bundle = bundle
         self._kept = ""  # the bundle that the link was told to keep
         self._unreported = 0  # batches since the last report
-        self.position = 0
-        self.bad = self.batches = self.images = self.passes = 0
+        self._known: dict[str, Progress] = {}  # of all files of predictions
+        self.progress = self._resume(out)
+        self.predictions = Predictions(out, self.progress.written) if out else None
         self.entropy = 0.0
-        self.summary = Summary()
-        self._file = self._resume()
 
-    def _resume(self) -> BinaryIO:
+    def _resume(self, out: Path | None) -> Progress:
         saved = load_state(self.state, self.family, self.bundle) if self.state else None
-        written = 0
-        if saved is not None:
-            state, self.position, written = saved
-            found = checked(state, {name: Field(low=0, whole=True) for name in COUNTS}, "run.")
-            self.adapter.load_state_dict(part(state, "adapter/"))
-            for name in COUNTS:
-                setattr(self, name, int(found[name]))
-            if not self.out.exists() or self.out.stat().st_size < written:
-                raise MergettaError(f"{self.out} is shorter than {self.state} knows: delete the state to start anew.")
-        try:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            file = self.out.open("r+b" if saved is not None else "wb")
-            file.truncate(written)
-            file.seek(written)
-        except OSError as error:
-            raise MergettaError(f"Cannot write {self.out}: {error.strerror or error}.") from error
-        return file
+        if saved:
+            self.adapter.load_state_dict(saved.learnt)
+            self._known = saved.progress
+        if self.state is None or out is None or out == STANDARD_OUTPUT:
+            return Progress()
+        name = seen_from(self.state.parent, out)
+        if not out.exists():
+            self._known[name] = Progress()
+        elif saved and name not in self._known:
+            raise MergettaError(f"{out} was not written with {self.state}: delete it, or write to another file.")
+        progress = self._known.setdefault(name, Progress())
+        if out.exists() and out.stat().st_size < progress.written:
+            raise MergettaError(f"{out} is shorter than {self.state} knows: delete it to predict all of it anew.")
+        return progress
+
+    @property
+    def position(self) -> int:
+        """How many rows there are."""
+        return self.progress.images + self.progress.bad
 
     def step(self, batch: list[Item]) -> Summary:
         """One batch: predict, write, save."""
-        self._take_newer()
-        good = [item for item in batch if item.image is not None]
-        rows: dict[int, dict[str, Any]] = {
-            item.number: {"index": item.number, "name": item.name, "error": item.problem} for item in batch
-        }
-        if good:
-            probabilities = self._predict(as_input(np.stack([item.image for item in good if item.image is not None])))
-            for item, row in zip(good, probabilities, strict=True):
-                label = int(np.argmax(row))
-                rows[item.number] = {
-                    "index": item.number,
-                    "name": item.name,
-                    "label": label,
-                    "class": self.classes[label],
-                    "confidence": round(float(row[label]), 6),
-                }
-        self.bad += len(batch) - len(good)
-        self._write(rows.values())
-        self.position += len(batch)
-        if self.state:
-            state = {f"adapter/{name}": value for name, value in self.adapter.state_dict().items()}
-            state |= {f"run.{name}": getattr(self, name) for name in COUNTS}
-            save_state(self.state, state, self.family, self.bundle, self.position, self._file.tell())
-        self._summarise()
-        if self.link:
-            self._tell(self.link)
-        return self.summary
+        first = self.position
+        if not first:
+            self._save()  # a file of predictions is known to be this state's before it has a row
+        good = [item.image for item in batch if item.image is not None]
+        found = iter(self.predict(as_input(np.stack(good)))) if good else iter(())
+        rows = []
+        for index, item in enumerate(batch, first):
+            row: dict[str, Any] = {"index": index, "name": item.name or str(index)}
+            if item.content:
+                row["content"] = item.content
+            rows.append(row | ({"error": item.problem} if item.image is None else self._named(next(found))))
+        self.progress.bad += len(batch) - len(good)
+        self._write(rows)
+        return self.finish()
 
-    def _predict(self, images: Array) -> np.ndarray:
+    def predict(self, images: Array) -> NDArray[np.float32]:
+        """Probabilities of a batch, with the newest bundle that there is."""
+        self._take_newer()
         before = self.adapter.runtime.forwarded
         probabilities = softmax(np.asarray(self.adapter.predict(images)))
-        self.batches += 1
-        self.images += len(images)
-        self.passes += self.adapter.runtime.forwarded - before
+        self.progress.batches += 1
+        self.progress.images += len(images)
+        self.progress.passes += self.adapter.runtime.forwarded - before
         self.entropy = float(np.mean(entropy_of(probabilities)))
         return np.asarray(probabilities)
+
+    def finish(self) -> Summary:
+        """After a batch: save, and tell the hub."""
+        self._save()
+        summary = self.summary()
+        if self.link:
+            self._tell(self.link, summary)
+        return summary
+
+    def _named(self, probabilities: NDArray[np.float32]) -> dict[str, Any]:
+        label = int(np.argmax(probabilities))
+        return {"label": label, "class": self.classes[label], "confidence": round(float(probabilities[label]), 6)}
 
     def _take_newer(self) -> None:
         newer = self.link.newer() if self.link else None
@@ -160,7 +160,7 @@ class Agent:
             return
         self.bundle = id
 
-    def _tell(self, link: HubLink) -> None:
+    def _tell(self, link: HubLink, summary: Summary) -> None:
         """After the state was saved: which bundle is needed, and from time to time how it goes."""
         if self._kept != self.bundle:
             if self.state:
@@ -169,41 +169,37 @@ class Agent:
             self._kept = self.bundle
         self._unreported += 1
         if self._unreported >= self.report_every:
-            self._report(link)
+            self._report(link, summary)
 
-    def _report(self, link: HubLink) -> None:
+    def _report(self, link: HubLink, summary: Summary) -> None:
         """Counts and norms; never an image, nor what was predicted for one."""
-        status, summary = self.adapter.status(), dataclasses.asdict(self.summary)
-        del summary["normalises"]  # for people beside the device
-        summary["entropy"] = finite(self.entropy)
-        summary["loss"] = None if status.loss is None else finite(status.loss)
-        summary["moved"] = None if status.moved is None else finite(status.moved)
-        link.report(summary)
+        status, report = self.adapter.status(), dataclasses.asdict(summary)
+        del report["normalises"]  # for people beside the device
+        report["entropy"] = finite(self.entropy)
+        report["loss"] = None if status.loss is None else finite(status.loss)
+        report["moved"] = None if status.moved is None else finite(status.moved)
+        link.report(report)
         self._unreported = 0
 
     def _write(self, rows: Iterable[dict[str, Any]]) -> None:
-        text = io.StringIO()
-        if self.out.suffix == ".csv":
-            writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-            if not self._file.tell():
-                writer.writeheader()
-            writer.writerows(rows)
-        else:
-            text.writelines(json.dumps(row) + "\n" for row in rows)
-        self._file.write(text.getvalue().encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self.predictions:
+            self.predictions.write(rows)
+            self.progress.written = self.predictions.written
 
-    def _summarise(self) -> None:
-        status = self.adapter.status()
-        self.summary = Summary(
-            images=self.position - self.bad,
-            bad=self.bad,
-            batches=self.batches,
+    def _save(self) -> None:
+        if self.state:
+            save_state(self.state, Saved(self.adapter.state_dict(), self._known), self.family, self.bundle)
+
+    def summary(self) -> Summary:
+        status, progress = self.adapter.status(), self.progress
+        return Summary(
+            images=progress.images,
+            bad=progress.bad,
+            batches=progress.batches,
             steps=status.steps,
             shifts=status.shifts,
             fallbacks=status.fallbacks,
-            forwards=self.passes / max(1, self.images),
+            forwards=progress.passes / max(1, progress.images),
             state=status.phase,
             entropy=self.entropy,
             bundle=self.bundle,
@@ -211,15 +207,28 @@ class Agent:
             weights=status.weights,
         )
 
-    def run(self, batches: Iterator[list[Item]]) -> Iterator[Summary]:
+    def run(self, batches: Iterable[list[Item]]) -> Iterator[Summary]:
         """A summary after each batch."""
         try:
             for batch in batches:
                 yield self.step(batch)
-            if self.link and self._unreported:
-                self._report(self.link)
         finally:
-            self._file.close()
+            self.close()
+
+    def close(self) -> None:
+        """Leave a last report, and close the file."""
+        if self.link and self._unreported:
+            self._report(self.link, self.summary())
+        if self.predictions:
+            self.predictions.close()
+
+
+def seen_from(folder: Path, file: Path) -> str:
+    """A path that stays the same where both are moved together."""
+    try:
+        return Path(os.path.relpath(file.resolve(), folder.resolve())).as_posix()
+    except ValueError:  # on another drive of Windows
+        return file.resolve().as_posix()
 
 
 def finite(value: float) -> float | None:

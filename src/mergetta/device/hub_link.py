@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import platform
 import random
 import re
 import threading
@@ -20,16 +21,36 @@ from pathlib import Path
 from typing import Any
 
 from mergetta.bundle import Bundle
-from mergetta.device.hub_client import BundleRefused, Fetched, HubClient, HubError
+from mergetta.device.hub_client import BundleRefused, Fetched, HubClient, HubError, read_key
 from mergetta.errors import MergettaError
 from mergetta.files import make_durable, read_bytes, write_atomically
 from mergetta.groups import GroupValues, check_groups
+from mergetta.runtimes.base import Runtime
 
 log = logging.getLogger(__name__)
 MAX_REPORTS = 1000
 REPORTS_PER_REQUEST = 100
 DEVICE_NAME = r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,199}"
 """What hubs take; a name that none takes must not come to light report by report."""
+
+
+def connect(
+    hub: str,
+    runtime: Runtime,
+    token: str | None = None,
+    ca: str | Path | None = None,
+    verify_key: str | None = None,
+    device: str | None = None,
+    folder: str | Path = "mergetta-hub",
+    refresh: float | None = 60,
+    exclude: Sequence[str] = (),
+    exclude_own: bool = False,
+) -> HubLink:
+    """A link for the model of a runtime; `device` (default: the host's name) is what reports call it."""
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of every retry, for days
+    client = HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
+    name = device or platform.node() or "device"
+    return HubLink(client, runtime.family, Path(folder), name, refresh, exclude, exclude_own, runtime.groups)
 
 
 class HubLink:

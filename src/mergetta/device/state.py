@@ -1,7 +1,10 @@
-"""What survives a power cut: the state of the adapter, and how far the predictions have got."""
+"""What survives a power cut: what the adapter has learnt, and how far each file of predictions has got."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +12,44 @@ import numpy as np
 
 from mergetta.errors import MergettaError
 from mergetta.files import decode, encode, expect, read_bytes, write_atomically
+from mergetta.streams.state import Field, checked
 
-FORMAT, VERSION = "mergetta.state", 2
+FORMAT, VERSION = "mergetta.state", 3
 ANEW = "delete it to start anew"
 
 
-def save_state(path: Path, state: dict[str, Any], family: str, bundle: str, position: int, written: int) -> None:
-    """`position`: items of the stream consumed; `written`: bytes of the prediction file that belong to them."""
-    tensors = {name: np.asarray(value) for name, value in state.items() if isinstance(value, np.ndarray)}
-    numbers = {name: value for name, value in state.items() if not isinstance(value, np.ndarray)}
-    header = {"family": family, "bundle": bundle, "position": position, "written": written, "numbers": numbers}
+@dataclass
+class Progress:
+    """Of one file of predictions."""
+
+    written: int = 0
+    """Bytes; what stands behind them was not finished."""
+    images: int = 0
+    """With a prediction."""
+    bad: int = 0
+    batches: int = 0
+    passes: int = 0
+    """Images that went through a forward pass, each as often as it did."""
+
+
+PROGRESS = {field.name: Field(low=0, whole=True) for field in dataclasses.fields(Progress)}
+
+
+@dataclass
+class Saved:
+    """One moment of a device."""
+
+    learnt: Mapping[str, Any]
+    """The adapter's state; it serves any stream."""
+    progress: dict[str, Progress]
+    """By file of predictions, its path as seen from the state's folder."""
+
+
+def save_state(path: Path, saved: Saved, family: str, bundle: str) -> None:
+    tensors = {name: value for name, value in saved.learnt.items() if isinstance(value, np.ndarray)}
+    numbers = {name: value for name, value in saved.learnt.items() if not isinstance(value, np.ndarray)}
+    progress = {name: dataclasses.asdict(each) for name, each in saved.progress.items()}
+    header = {"family": family, "bundle": bundle, "progress": progress, "numbers": numbers}
     write_atomically(path, encode(tensors, FORMAT, VERSION, header))
 
 
@@ -31,8 +62,8 @@ def bundle_of(path: Path) -> str | None:
     return bundle
 
 
-def load_state(path: Path, family: str, bundle: str) -> tuple[dict[str, Any], int, int] | None:
-    """(state, position, written), or None where there is no state yet."""
+def load_state(path: Path, family: str, bundle: str) -> Saved | None:
+    """None where there is no state yet."""
     if not path.exists():
         return None
     source = str(path)
@@ -41,7 +72,9 @@ def load_state(path: Path, family: str, bundle: str) -> tuple[dict[str, Any], in
         if expect(header, name, str, source) != expected:
             what = "another family" if name == "family" else "another bundle"
             raise MergettaError(f"{source} belongs to {what}: delete it to start anew, or give its own.")
-    position, written = (expect(header, name, int, source) for name in ("position", "written"))
-    if position < 0 or written < 0:
-        raise MergettaError(f"{source} is damaged: its counters are negative.")
-    return {**expect(header, "numbers", dict, source), **tensors}, position, written
+    progress = {}
+    for name, counts in expect(header, "progress", dict, source).items():
+        if not isinstance(counts, dict):
+            raise MergettaError(f"{source} is damaged: {name!r} has no counters.")
+        progress[name] = Progress(**{key: int(value) for key, value in checked(counts, PROGRESS).items()})
+    return Saved({**expect(header, "numbers", dict, source), **tensors}, progress)

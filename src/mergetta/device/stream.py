@@ -1,86 +1,204 @@
-"""Images as they arrive on a device: a folder, an npz file, or raw frames on standard input; a bad one is not fatal."""
+"""Images as they arrive on a device: a folder, an npz file, a video, a camera, or raw frames on standard input."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import io
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.data.images import image_files, load_npz, read_image
+from mergetta.data.images import as_array, image_files, load_npz, open_image, resized
 from mergetta.errors import MergettaError
+from mergetta.files import read_bytes
+
+Pixels = NDArray[np.uint8]
+Done = AbstractSet[tuple[str, str]]
+"""Names and contents of images that were predicted before."""
+VIDEOS = {".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"}
 
 
 class Item(NamedTuple):
     """One image of the stream, or why it cannot be used."""
 
-    number: int
     name: str
-    image: NDArray[np.uint8] | None
+    """Empty in a live stream: its number will do."""
+    image: Pixels | None
     problem: str = ""
+    content: str = ""
+    """A digest; empty if there is nothing that could be read again."""
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """What a model takes, and whether images of another size are made to fit."""
+
+    channels: int
+    size: int
+    resize: bool = True
+
+    def fit(self, image: Pixels) -> Pixels:
+        """(size, size, channels), or one sentence."""
+        height, width, channels = image.shape
+        if channels != self.channels:
+            raise MergettaError(f"The image has {channels} channels, not {self.channels}.")
+        if (height, width) == (self.size, self.size):
+            return image
+        if not self.resize:
+            raise MergettaError(f"The image has {height}x{width} pixels, not {self.size}x{self.size}.")
+        return resized(image, self.size)
 
 
 def open_stream(
     source: str,
-    channels: int,
-    size: int,
-    start: int = 0,
+    shape: ImageShape,
+    done: Callable[[], Done] = frozenset,
     frame: tuple[int, int] | None = None,
     stdin: BinaryIO | None = None,
 ) -> Iterator[Item]:
-    """Items from number `start` on; standard input (`-`) cannot be wound back and goes on where it is."""
+    """All items that are not done, or one sentence. A live stream cannot be read again and has only new ones."""
     if source == "-":
-        if stdin is None:
-            raise MergettaError("There is no standard input to read frames from.")
-        return frames(stdin, channels, frame or (size, size), start)
+        return frames(stdin or standard_input(), shape, frame or (shape.size, shape.size))
+    if source.startswith("camera:") or "://" in source:
+        from mergetta.device.video import live
+
+        return (Item("", shape.fit(image)) for image in live(source, shape.channels))
     path = Path(source)
     if path.is_dir():
-        return folder(path, channels, size, start)
-    return array(load_npz(path), channels, start)
+        return folder(path, image_files(path), shape, done())
+    if path.suffix.lower() in VIDEOS:
+        from mergetta.device.video import recorded
+
+        return array(recorded(path, shape.channels), shape, done())
+    return array(load_npz(path), shape, done())
 
 
-def array(images: NDArray[np.uint8], channels: int, start: int) -> Iterator[Item]:
-    for index in range(start, len(images)):
-        yield checked(index, str(index), images[index], channels)
-
-
-def folder(path: Path, channels: int, size: int, start: int) -> Iterator[Item]:
-    for number, file in enumerate(image_files(path)[start:], start):
-        name = file.relative_to(path).as_posix()
+def array(images: Iterable[Pixels], shape: ImageShape, done: Done) -> Iterator[Item]:
+    """Each is named after its number."""
+    for number, pixels in enumerate(images):
+        name, content = str(number), digest(pixels.tobytes())
+        if (name, content) in done:
+            continue
         try:
-            yield Item(number, name, read_image(file, channels, size))
+            item = Item(name, shape.fit(pixels), content=content)
         except MergettaError as error:
-            yield Item(number, name, None, str(error))
+            item = Item(name, None, str(error), content)
+        yield item
 
 
-def frames(stdin: BinaryIO, channels: int, frame: tuple[int, int], start: int) -> Iterator[Item]:
+def folder(path: Path, files: list[Path], shape: ImageShape, done: Done) -> Iterator[Item]:
+    """Each is named after its file. A bad one is not fatal, and another image once its content is another."""
+    for file in files:
+        name, content, image, problem = file.relative_to(path).as_posix(), "", None, ""
+        try:
+            data = read_bytes(file)
+            content = digest(data)
+            if (name, content) not in done:
+                image = shape.fit(as_array(open_image(io.BytesIO(data), shape.channels, str(file))))
+        except MergettaError as error:
+            problem = str(error)
+        if (name, content) not in done:
+            yield Item(name, image, problem, content)
+
+
+def frames(stdin: BinaryIO, shape: ImageShape, frame: tuple[int, int]) -> Iterator[Item]:
     """uint8 frames, row by row, channels last; a cut-off last frame is told."""
-    height, width = frame
-    size = height * width * channels
-    index = start
-    while data := stdin.read(size):
+    size = frame[0] * frame[1] * shape.channels
+    while data := exactly(stdin, size):
         if len(data) < size:
-            yield Item(index, str(index), None, f"was cut off after {len(data)} of {size} bytes")
+            yield Item("", None, f"was cut off after {len(data)} of {size} bytes")
             return
-        yield Item(index, str(index), np.frombuffer(data, np.uint8).reshape(height, width, channels))
-        index += 1
+        yield Item("", shape.fit(np.frombuffer(data, np.uint8).reshape(*frame, shape.channels)))
 
 
-def checked(index: int, name: str, image: NDArray[np.uint8], channels: int) -> Item:
-    if image.shape[2] != channels:
-        return Item(index, name, None, f"has {image.shape[2]} channels, not {channels}")
-    return Item(index, name, image)
+def standard_input() -> BinaryIO:
+    """Without a buffer, whose lock a thread that waits for a frame would hold when the program ends."""
+    try:
+        return open(0, "rb", buffering=0, closefd=False)
+    except OSError as error:
+        raise MergettaError("There is no standard input to read frames from.") from error
 
 
-def batched(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of up to `size` items; the last may be shorter."""
-    batch: list[Item] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def exactly(file: BinaryIO, size: int) -> bytes:
+    """So many bytes, or fewer at the end; a pipe gives what it has."""
+    data = b""
+    while len(data) < size and (more := file.read(size - len(data))):
+        data += more
+    return data
+
+
+def digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+class Batches:
+    """Lists of up to `size` items, which a thread reads ahead, so that neither a clock nor a signal waits for an item.
+
+    A list is shorter at the end of the stream, and where its first item has waited for `max_wait` seconds.
+    """
+
+    def __init__(self, items: Iterator[Item], size: int, max_wait: float | None = None) -> None:
+        self.size, self.max_wait = size, max_wait
+        self.interrupted = False
+        self._left = False
+        self._queue: SimpleQueue[Item | Exception | None] = SimpleQueue()
+        self._room = threading.Semaphore(size)
+        self._thread = threading.Thread(target=self._read, args=(items,), name="mergetta-stream", daemon=True)
+
+    def stop(self) -> None:
+        """End with what was read; also from a signal handler."""
+        self.interrupted = True
+        self._queue.put(None)
+
+    def _read(self, items: Iterator[Item]) -> None:
+        last: Exception | None = None
+        try:
+            for item in items:
+                self._room.acquire()
+                if self._left:
+                    return
+                self._queue.put(item)
+        except Exception as error:  # for who waits for the items
+            last = error
+        self._queue.put(last)
+
+    def __iter__(self) -> Iterator[list[Item]]:
+        self._thread.start()
+        try:
+            while True:
+                batch, last, ended = self._gather()
+                if batch:
+                    yield batch
+                if last:
+                    raise last
+                if ended:
+                    return
+        finally:
+            self._left = True
+            self._room.release()
+            self._thread.join(0.2)  # time to let go of a camera; a pipe in which nothing comes is not waited for
+
+    def _gather(self) -> tuple[list[Item], Exception | None, bool]:
+        """(items, what went wrong after them, whether they were the last)."""
+        batch: list[Item] = []
+        deadline: float | None = None
+        while len(batch) < self.size:
+            try:
+                item = self._queue.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except Empty:
+                break
+            if not isinstance(item, Item):
+                return batch, item, True
+            self._room.release()
+            batch.append(item)
+            if self.max_wait is not None and deadline is None:
+                deadline = time.monotonic() + self.max_wait
+        return batch, None, False
