@@ -135,7 +135,9 @@ def test_demo_in_small(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "d.json").read_text())["suite"] == "fashion-bn"
 
 
-@pytest.mark.parametrize("verb", ["demo", "bench", "adapt", "upload", "build", "export", "calibrate", "run", "inspect"])
+@pytest.mark.parametrize(
+    "verb", ["demo", "bench", "adapt", "upload", "build", "export", "calibrate", "run", "evaluate", "inspect"]
+)
 def test_help_has_an_example(verb: str) -> None:
     result = mergetta(verb, "--help")
     assert result.returncode == 0

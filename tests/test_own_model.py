@@ -13,6 +13,10 @@ import torch
 from PIL import Image
 
 from mergetta import Bundle, Expert, OnnxRuntime, TorchRuntime, load_family
+from mergetta.bench.evaluation import Score
+from mergetta.data.images import read_image
+from mergetta.data.labelled import numbers_of
+from mergetta.data.streams import as_input
 from mergetta.errors import MergettaError
 from mergetta.models.watch import logits_of
 
@@ -111,6 +115,97 @@ def test_export_and_inspect_name_the_model_the_same_way(place: Path, experts: di
     images = np.random.default_rng(0).random((2, 3, 8, 8), dtype=np.float32)
     same = TorchRuntime(load_family_in(place))(images, given=1.0).logits
     np.testing.assert_allclose(OnnxRuntime(place / "m.onnx")(images, given=1.0).logits, same, atol=1e-4)
+
+
+class TestEvaluate:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def labelled(cls, place: Path, experts: dict[str, str]) -> Path:
+        """`m.onnx`, `b` and images that the source model predicts, in folders: cats are right, owls are not."""
+        pytest.importorskip("onnxscript")
+        model = ["--family", "place_net:family", "--checkpoint", "net.pt"]
+        assert mergetta("export", *model, "--out", "m.onnx", cwd=place).returncode == 0
+        assert mergetta("build", "yard.safetensors", "shed.safetensors", "--out", "b", cwd=place).returncode == 0
+        for name, site in (("cat", "shed"), ("Owl", "yard")):
+            (place / "photos" / name).mkdir(parents=True)
+            for file in sorted((place / site).iterdir())[:30]:
+                (place / "photos" / name / file.name).write_bytes(file.read_bytes())
+        return place
+
+    def run(self, place: Path, *options: object) -> dict:
+        command = ["evaluate", "--model", "m.onnx", "--bundle", "b", "--images", "photos", "--json", *options]
+        result = mergetta(*command, cwd=place)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def test_before_and_after(self, labelled: Path) -> None:
+        found = self.run(labelled, "--html", "e.html")
+        assert found["images"] == 59
+        assert ["Cannot read the image" in sentence for sentence in found["broken"]] == [True]
+        model = OnnxRuntime(labelled / "m.onnx")
+        files = sorted((labelled / "photos" / "cat").iterdir())
+        cats = as_input(np.stack([read_image(file, 3, 8) for file in files]))
+        wrong = np.argmax(model(cats, given=1.0).logits, axis=1) != 0
+        assert found["before"]["class_errors"][0] == pytest.approx(100 * wrong.mean())
+        for score in (found["before"], found["after"]):
+            confusion = np.array(score["confusion"])
+            assert confusion.sum(axis=1).tolist() == [30, 0, 29]
+            assert score["error"] == pytest.approx(100 - 100 * np.trace(confusion) / 59)
+            assert score["class_errors"][1] is None
+            assert 0 <= score["calibration_error"] <= 100
+        assert "calibration (ECE)" in (labelled / "e.html").read_text()
+
+    @pytest.mark.parametrize("order", ["sorted", "correlated"])
+    def test_streams(self, labelled: Path, order: str) -> None:
+        """Any stream shows all images once: the source model, which does not adapt, has the same error."""
+        mixed, other = self.run(labelled), self.run(labelled, "--order", order, "--batch-size", 1)
+        assert other["before"]["confusion"] == mixed["before"]["confusion"]
+
+    def test_a_list_of_labels(self, labelled: Path) -> None:
+        names = [f"{folder}/{number}.png" for folder in ("cat", "Owl") for number in (1, 2)]
+        rows = "".join(f"{name},{label}\n" for name, label in zip(names, (0, 0, 2, 2), strict=True))
+        (labelled / "labels.csv").write_text("name,label\n" + rows)
+        assert np.sum(self.run(labelled, "--labels", "labels.csv")["after"]["confusion"], axis=1).tolist() == [2, 0, 2]
+
+    def test_a_table_for_people(self, labelled: Path) -> None:
+        model = ["--family", "place_net:family", "--checkpoint", "net.pt"]
+        result = mergetta("evaluate", *model, "--bundle", "b", "--images", "photos", cwd=labelled)
+        assert result.returncode == 0, result.stderr
+        assert "calibration (ECE)" in result.stdout
+        assert "taken for" in result.stdout
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            (["--images", "yard"], "stands in no folder of a class"),
+            (["--images", "."], "has the label"),
+            (["--images", "none.npz"], "No such file"),
+            (["--images", "yard", "--labels", "none.csv"], "Cannot read the labels none.csv: No such file"),
+            (["--images", "yard", "--labels", "place_net.py"], "columns `name` and `label`"),
+            (["--images", "photos", "--order", "odd"], "There is no order 'odd'"),
+            (["--images", "photos", "--family", "fashion-bn"], "Give one of --model"),
+            (["--images", "photos", "--checkpoint", "net.pt"], "leave out --checkpoint"),
+            (["--images", "photos", "--method", "tent"], "A device runs race-merge or zo-merge"),
+        ],
+    )
+    def test_mistakes(self, labelled: Path, options: list[str], sentence: str) -> None:
+        result = mergetta("evaluate", "--model", "m.onnx", "--bundle", "b", *options, cwd=labelled)
+        assert result.returncode == 2
+        assert sentence in " ".join(result.stderr.split())
+
+
+def test_names_of_classes() -> None:
+    assert numbers_of(["1", "0"], ["a", "b"], "") == {"1": 1, "0": 0}
+    assert numbers_of(["n01", "n02"], ["0", "1"], "", in_order=True) == {"n01": 0, "n02": 1}
+    with pytest.raises(MergettaError, match="has the label 'n01', which is no class of the model"):
+        numbers_of(["n01", "n02"], ["0", "1"], "it")
+
+
+def test_calibration_error_by_hand() -> None:
+    """Two bins: 0.9 where both are right, 0.6 where one of two is."""
+    score = Score(np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]]), np.array([0, 0, 0, 1]))
+    assert score.calibration_error == pytest.approx(100 * (2 * 0.1 + 2 * 0.1) / 4)
+    assert score.error == 25
 
 
 def test_inspect_knows_what_a_device_writes(place: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from mergetta.cli import (
     calibrate,
     corrupt,
     demo,
+    evaluate,
     export,
     hub,
     inspect,
@@ -33,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, bench, reproduce, report, adapt, upload, build, export, calibrate, run, corrupt, inspect):
+for verb in (demo, bench, reproduce, report, adapt, upload, build, export, calibrate, run, evaluate, corrupt, inspect):
     app.command(verb.__name__.rpartition(".")[2])(verb.command)
 app.add_typer(hub.app, name="hub")
 
