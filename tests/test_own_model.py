@@ -194,6 +194,50 @@ class TestEvaluate:
         assert sentence in " ".join(result.stderr.split())
 
 
+SUITE = """
+family: place_net:family
+checkpoint: net.pt
+data: folder
+folder: sites
+domains: [night, rain, contrast, fog]
+samples: 20
+batch_size: 10
+experts: {roid: {optimizer: sgd, lr: 1.0e-3}}
+methods:
+  source: {adapter: source}
+  race-merge: {adapter: race-merge, bundle: {frozen_blocks: 0}}
+"""
+
+
+def test_own_suite(place: Path) -> None:
+    """Domains of two kinds: folders (night, rain) and corruptions of clean images (contrast, fog)."""
+    rng = np.random.default_rng(0)
+    for site in ("clean", "night", "rain"):
+        for name in ("cat", "dog", "owl"):
+            folder = place / "sites" / site / name
+            folder.mkdir(parents=True)
+            for number in range(8):
+                pixels = rng.integers(0, 100 if site == "night" else 256, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    (place / "own.yaml").write_text(SUITE)
+    command = ["bench", "own.yaml", "--seeds", 1, "--json", "r.json", "--cache", "cache", "--jobs", 1]
+    result = mergetta(*command, cwd=place)
+    assert result.returncode == 0, result.stderr
+    found = json.loads((place / "r.json").read_text())["results"]
+    assert {record["domain"] for record in found} == {"night", "rain", "contrast", "fog"}
+    assert all(record["samples"] == 20 and record["data"] == "one's own images in sites" for record in found)
+    for old, new, sentence in (
+        ("fog]", "mist]", "has no folder 'mist', and there is no corruption of that name"),
+        ("samples: 20", "samples: 25", "has 24 images per domain, not 25"),
+        ("folder: sites", "folder: nowhere", "There is no folder"),
+    ):
+        (place / "bad.yaml").write_text(SUITE.replace(old, new))
+        result = mergetta("bench", "bad.yaml", *command[2:], cwd=place)
+        assert result.returncode != 0
+        assert "Traceback" not in result.stderr
+        assert sentence in " ".join(result.stderr.split())
+
+
 def test_names_of_classes() -> None:
     assert numbers_of(["1", "0"], ["a", "b"], "") == {"1": 1, "0": 0}
     assert numbers_of(["n01", "n02"], ["0", "1"], "", in_order=True) == {"n01": 0, "n02": 1}
