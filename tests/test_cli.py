@@ -187,6 +187,7 @@ class TestBadInput:
 
     def test_no_experts(self, out: Path) -> None:
         self.check("Missing argument", "build", "--out", out)
+        self.check("leave out the checkpoint", "build", out, "--checkpoint", out, "--out", out)
 
     def test_images(self, out: Path, tmp_path: Path) -> None:
         self.check("No such file", "adapt", tmp_path / "none.npz", "--out", out)
@@ -198,6 +199,8 @@ class TestBadInput:
         self.check("Cannot read", "adapt", tmp_path / "o.npz", "--out", out)
         self.check("no corruption 'rain'", "adapt", "fashion:rain", "--out", out)
         self.check("has no images", "adapt", tmp_path, "--out", out)
+        (tmp_path / "x.png").write_bytes(b"no image")
+        self.check("can be read. Cannot read the image", "adapt", tmp_path, "--out", out)
 
     def test_not_finite_and_from_the_future(self, experts: list[Path], out: Path, tmp_path: Path) -> None:
         path = tmp_path / "e.safetensors"

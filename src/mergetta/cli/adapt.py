@@ -88,7 +88,7 @@ def command(
     expert = train_expert(runtime, batches, method, name, seed, **options)
     expert = dataclasses.replace(expert, source=model, provenance={**expert.provenance, "epochs": epochs})
     expert.save(out)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(f"{out}: expert {name!r} of {runtime.family}, {len(order)} images, {out.stat().st_size:,} bytes")
     console.print(word_on(runtime, expert, [as_input(pixels[part]) for part in np.array_split(held, 4)]))
     if client is not None:

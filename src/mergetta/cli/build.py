@@ -74,7 +74,7 @@ def source_model(experts: list[Path], family: str | None, checkpoint: Path | Non
     from mergetta.expert import Expert
     from mergetta.family_file import FamilyFile
 
-    if family is None:
+    if family is None and checkpoint is None:
         known = [source for path in experts if (source := Expert.load(path).source)]
         if known:
             return known[0]
@@ -82,7 +82,7 @@ def source_model(experts: list[Path], family: str | None, checkpoint: Path | Non
     from mergetta.models.family import load_family
     from mergetta.runtimes.torch_runtime import TorchRuntime
 
-    return FamilyFile.of_runtime(TorchRuntime(load_family(family, checkpoint)))
+    return FamilyFile.of_runtime(TorchRuntime(load_family(family or "fashion-bn", checkpoint)))
 
 
 def download(family: str, out: Path, hub: str, token: str | None, verify_key: str | None, ca: Path | None) -> None:

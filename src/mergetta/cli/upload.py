@@ -51,4 +51,5 @@ def introduce(client: HubClient, source: FamilyFile) -> None:
 def share(client: HubClient, expert: Expert) -> None:
     """The hub has the source model once, not with every expert."""
     known = client.upload_expert(dataclasses.replace(expert, source=None))
-    Console().print(f"{client.url}: {known.get('state', 'taken')}, as {known.get('id', '')[:12]}", highlight=False)
+    told = f"{client.url}: {known.get('state', 'taken')}, as {known.get('id', '')[:12]}"
+    Console().print(told, highlight=False, markup=False)

@@ -103,8 +103,9 @@ def load_folder(
             if broken is None:
                 raise
             broken(str(error))
+            reason = str(error)
     if not loaded:
-        raise MergettaError(f"None of the images in {folder} can be read.")
+        raise MergettaError(f"None of the images in {folder} can be read. {reason}")
     if len({image.shape for image in loaded}) > 1:
         raise MergettaError(f"The images in {folder} have different sizes, and the family does not say which to use.")
     return np.stack(loaded)
