@@ -30,12 +30,6 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# timm imports torchvision, whose compiled operators do not load beside the CPU build of torch; timm needs only
-# that these two are declared.
-_library = torch.library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
 
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

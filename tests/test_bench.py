@@ -11,7 +11,7 @@ import pytest
 from mergetta import MergettaError, TorchRuntime, create_adapter
 from mergetta.bench import protocol
 from mergetta.bench.cells import Cell, same_run
-from mergetta.bench.inputs import clean_images, family_of, target_of
+from mergetta.bench.inputs import clean_images, family_of, place_of, target_of
 from mergetta.bench.keys import cell_key, expert_key
 from mergetta.bench.online import online
 from mergetta.bench.pools import make_expert, pool
@@ -70,7 +70,7 @@ def test_a_shorter_stream_has_the_same_experts_and_the_same_start(tmp_path: Path
 
 def test_clean_images_are_not_the_targets() -> None:
     suite = load_suite("fashion-bn")
-    clean = clean_images(suite.data, suite.folder, 2000)
+    clean = clean_images(place_of(suite), 2000)
     assert clean is not None
     targets = {image.tobytes() for image in np.asarray(load_fashion()[0])}
     assert not any(image.tobytes() in targets for image in np.asarray(clean.images))

@@ -13,9 +13,9 @@ import mergetta
 
 PACKAGE = Path(mergetta.__file__).parent
 TORCH_FREE = (
-    "adapters", "adapters.forward_only", "arrays", "bundle", "data.images", "data.lazy", "data.styles.filters",
-    "device", "errors", "expert", "family_file", "files", "groups", "losses", "merging", "runtimes.base",
-    "runtimes.onnx_runtime", "seeds", "streams", "zeroth_order",
+    "adapters", "adapters.forward_only", "arrays", "bench.evaluation", "bundle", "data.images", "data.labelled",
+    "data.lazy", "data.styles.filters", "device", "errors", "expert", "family_file", "files", "groups", "losses",
+    "merging", "runtimes.base", "runtimes.onnx_runtime", "seeds", "streams", "zeroth_order",
 )  # fmt: skip
 BLOCK = """
 import sys

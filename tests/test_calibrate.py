@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mergetta import MergettaError, OnnxRuntime
+from mergetta import MergettaError, OnnxRuntime, TorchRuntime, ZOMerge, build_bundle
+from mergetta.adapters.backprop.hybrid import Hybrid
+from mergetta.device.methods import create
 from mergetta.zeroth_order.calibrate import GRID, calibrate_delta, correlation
+from mergetta.zeroth_order.spsa import DELTA
 
 from .test_cli import mergetta
 
@@ -41,11 +44,23 @@ def test_correlation() -> None:
         calibrate_delta(lambda w: 0.0, np.zeros(2), directions=1)
 
 
+def test_slopes_that_agree_nowhere() -> None:
+    noise = np.random.default_rng(0)
+    assert calibrate_delta(lambda w: float(noise.normal()), np.zeros(6)).delta is None
+
+
+def test_delta_is_one_number_where_it_is_not_calibrated(bn_runtime: TorchRuntime) -> None:
+    bundle = build_bundle(bn_runtime.groups, [bn_runtime.groups], family=bn_runtime.family)
+    bn_runtime.metadata = {}  # type: ignore[attr-defined]
+    governed = create("zo-merge", bn_runtime, bundle, {})  # type: ignore[arg-type]
+    assert governed.adapter.delta == ZOMerge(bn_runtime, bundle).delta == Hybrid(bn_runtime, bundle).delta == DELTA  # type: ignore[attr-defined]
+
+
 def test_command_writes_the_model(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     for command in (
         ["adapt", "fashion:fog@3", "--family", "fashion-vit", "--out", "e", "--batch-size", 2000, "--lr", 0.01],
-        ["build", "e", "--family", "fashion-vit", "--out", "b", "--initial", 0.5],
+        ["build", "e", "--out", "b", "--initial", 0.5],
         ["export", "--family", "fashion-vit", "--out", "m.onnx"],
         ["export", "--family", "fashion-vit", "--int8", "dynamic", "--out", "q.onnx"],
     ):

@@ -7,7 +7,9 @@ import io
 import json
 import os
 import pickle
+import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from mergetta.models.class_names import CIFAR10, CIFAR100
 from mergetta.models.discovery import find_groups
 from mergetta.models.family import ARCHITECTURES, Preprocessing
 from mergetta.models.vit import VisionTransformer
+
+from .zoo import import_zoo
 
 DATA = Path(os.environ.get("MERGETTA_DATA") or Path(__file__).parents[2] / "shared" / "data")
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -91,7 +95,7 @@ class TestArchitectures:
             assert vision.vit_b_16().state_dict().keys() == VisionTransformer().state_dict().keys()
 
     def test_vit_is_timms(self) -> None:
-        timm = pytest.importorskip("timm")
+        timm = import_zoo("timm")
         public = randomised(timm.create_model("vit_base_patch16_224", depth=1))
         spelling = {
             "patch_embed.proj": "conv_proj", "cls_token": "class_token", "pos_embed": "encoder.pos_embedding",
@@ -111,7 +115,7 @@ class TestArchitectures:
     @pytest.mark.parametrize("size", [64, 97])
     def test_efficientnet_is_timms(self, size: int) -> None:
         """Same keys; odd sizes, too, where TensorFlow's padding differs most."""
-        timm = pytest.importorskip("timm")
+        timm = import_zoo("timm")
         public = randomised(timm.create_model("tf_efficientnet_lite0"))
         ours = ARCHITECTURES["efficientnet-lite0"]().eval()
         ours.load_state_dict(public.state_dict())
@@ -166,7 +170,7 @@ class TestArchitectures:
 
     @pytest.mark.parametrize(("name", "blocks"), [("regnetx_002", 4), ("mobilevit_xxs", 3)])
     def test_a_convolution_with_its_norm_is_no_block(self, name: str, blocks: int) -> None:
-        timm = pytest.importorskip("timm")
+        timm = import_zoo("timm")
         assert len({group.block for group in find_groups(timm.create_model(name))} - {0}) == blocks
 
 
@@ -439,7 +443,7 @@ class TestOwn:
 class TestTimm:
     @pytest.fixture(autouse=True)
     def timm(self) -> Any:
-        return pytest.importorskip("timm")
+        return import_zoo("timm")
 
     def test_checkpoint(self, timm: Any, tmp_path: Path) -> None:
         model = randomised(timm.create_model("test_resnet", num_classes=5))
@@ -480,7 +484,7 @@ class TestTimm:
 class TestHuggingFace:
     @pytest.fixture
     def hf(self) -> Any:
-        return pytest.importorskip("transformers")
+        return import_zoo("transformers")
 
     @pytest.fixture
     def folder(self, hf: Any, tmp_path: Path) -> Path:
@@ -517,8 +521,34 @@ class TestHuggingFace:
         assert torch.equal(family.model.model.classifier.weight, model.classifier.weight)
 
     def test_not_there(self, hf: Any, tmp_path: Path) -> None:
-        with pytest.raises(MergettaError, match="cannot be had"):
+        with pytest.raises(MergettaError, match="There is no folder"):
             load_family(f"hf:{tmp_path / 'none'}")
+        with pytest.raises(MergettaError, match="a folder must have config"):
+            load_family(f"hf:{tmp_path}")
+
+
+class TestLibraries:
+    @pytest.mark.parametrize("name", ["timm:resnet18", "hf:somebody/something"])
+    def test_a_torchvision_of_another_torch(self, name: str, tmp_path: Path) -> None:
+        """In a process of its own, with a torchvision that fails as the CUDA build does beside a CPU build of torch."""
+        package = tmp_path / "torchvision"
+        package.mkdir()
+        (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+        facts = tmp_path / "torchvision-0.28.0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text("Name: torchvision\nVersion: 0.28.0\n")
+        code = f"""
+            import sys
+            sys.path.insert(0, {str(tmp_path)!r})
+            import mergetta
+            try:
+                mergetta.load_family({name!r})
+            except mergetta.MergettaError as error:
+                print(error)
+            """
+        result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+        assert "needs a torchvision that belongs to torch" in result.stdout, result.stderr
+        assert "pip install --force-reinstall --no-deps torchvision==0.28.0" in result.stdout
 
 
 class TestPreprocessingOfHuggingFace:

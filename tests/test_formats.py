@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mergetta import Bundle, Expert, MergettaError, build_bundle
+from mergetta.family_file import FamilyFile
 from mergetta.files import encode, write_atomically
 from mergetta.models.family import load_family
 
@@ -49,6 +50,23 @@ def test_expert_round_trip(tmp_path: Path) -> None:
     assert np.array_equal(again.features, expert.features)
     assert Expert.from_bytes(make_expert(signature=None, features=None).to_bytes()).features is None
     assert again.to_bytes() == expert.to_bytes()
+
+
+def test_an_expert_brings_its_source_model(tmp_path: Path) -> None:
+    base = {name: np.ones(3) for name in make_expert().groups}
+    source = FamilyFile("fam-1", base, ("a.bias",), "a note", {"size": 4}, (0, 1, 1, 1))
+    again = Expert.from_bytes(make_expert(source=source).to_bytes())
+    assert again.source is not None
+    assert again.source.to_bytes() == source.to_bytes()
+    assert again.source.last_blocks(1) == ("a.bias",)
+    with pytest.raises(MergettaError, match="source model is 'fam-1', not 'other'"):
+        make_expert(family="other", source=source)
+    with pytest.raises(MergettaError, match="unknown group"):
+        make_expert(source=FamilyFile("fam-1", {n: v for n, v in base.items() if n != "a.bias"}))
+    for header in ({}, {"source": 3}, {"source": {}}):
+        facts = {"family": "", "domain": "", "provenance": {}, **header}
+        with pytest.raises(MergettaError, match="the expert"):
+            Expert.from_bytes(encode({"group/a": np.zeros(1), "base/a": np.zeros(1)}, "mergetta.expert", 3, facts))
 
 
 def test_bundle_round_trip(tmp_path: Path) -> None:
@@ -151,7 +169,7 @@ def test_moments_that_cannot_be(changes: dict, sentence: str) -> None:
     data = encode(
         {f"group/{n}": np.asarray(v, np.float32) for n, v in groups.items()},
         "mergetta.expert",
-        2,
+        3,
         {"family": "", "domain": "", "provenance": {}},
     )
     with pytest.raises(MergettaError, match=f"the expert cannot be used: .*({sentence})"):
@@ -163,7 +181,7 @@ def test_moments_that_cannot_be(changes: dict, sentence: str) -> None:
 
 def test_parts_that_no_expert_has() -> None:
     header = {"family": "", "domain": "", "provenance": {}}
-    data = encode({"group/a": np.zeros(1, np.float32), "moments": np.zeros((2, 1))}, "mergetta.expert", 2, header)
+    data = encode({"group/a": np.zeros(1, np.float32), "moments": np.zeros((2, 1))}, "mergetta.expert", 3, header)
     with pytest.raises(MergettaError, match="'moments', which is no part of an expert"):
         Expert.from_bytes(data)
 
@@ -196,7 +214,7 @@ def test_not_finite(value: float) -> None:
     with pytest.raises(MergettaError, match="NaN or infinite"):
         make_expert(groups={"a": np.array([1.0, value])})
     data = encode(
-        {"group/a": np.array([value], np.float32)}, "mergetta.expert", 2, {"family": "", "domain": "", "provenance": {}}
+        {"group/a": np.array([value], np.float32)}, "mergetta.expert", 3, {"family": "", "domain": "", "provenance": {}}
     )
     with pytest.raises(MergettaError, match="NaN or infinite"):
         Expert.from_bytes(data)
@@ -229,7 +247,7 @@ def test_bundles_that_do_not_fit_together() -> None:
 
 
 def test_header_without_what_it_needs() -> None:
-    data = encode({"group/a": np.zeros(1, np.float32)}, "mergetta.expert", 2, {"family": 3})
+    data = encode({"group/a": np.zeros(1, np.float32)}, "mergetta.expert", 3, {"family": 3})
     with pytest.raises(MergettaError, match="no valid 'family'"):
         Expert.from_bytes(data)
 
@@ -318,7 +336,7 @@ def test_header_that_is_not_json() -> None:
 def test_errors_name_the_file(tmp_path: Path) -> None:
     tensors = {"group/a": np.zeros((2, 2), np.float32)}
     (tmp_path / "bad").write_bytes(
-        encode(tensors, "mergetta.expert", 2, {"family": "", "domain": "", "provenance": {}})
+        encode(tensors, "mergetta.expert", 3, {"family": "", "domain": "", "provenance": {}})
     )
     with pytest.raises(MergettaError, match=r"bad cannot be used: .* a vector is needed"):
         Expert.load(tmp_path / "bad")
@@ -331,4 +349,4 @@ def test_header_is_json(tmp_path: Path) -> None:
     size = int.from_bytes(data[:8], "little")
     header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["mergetta"])
     assert header["format"] == "mergetta.expert"
-    assert header["version"] == 2
+    assert header["version"] == 3

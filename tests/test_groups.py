@@ -33,9 +33,11 @@ from mergetta.groups import (
 from mergetta.models.discovery import find_blocks, find_classifier, find_groups
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
+from .zoo import import_zoo
+
 
 def timm_model(name: str) -> nn.Module:
-    timm = pytest.importorskip("timm")
+    timm = import_zoo("timm")
     return timm.create_model(name, pretrained=False, num_classes=10)
 
 

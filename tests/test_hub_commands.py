@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,10 +27,15 @@ class TestCommands:
         result = mergetta(*adapt, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         expert = Expert.load(tmp_path / "e.safetensors")
-        assert list(hub.experts.values()) == [expert.to_bytes()]
+        assert list(hub.experts.values()) == [replace(expert, source=None).to_bytes()]
         assert FamilyFile.from_bytes(hub.families[expert.family]).family == expert.family
         assert hub.tokens == {"Bearer abc"}
         assert "active" in result.stdout
+        hub.families.clear(), hub.experts.clear()
+        result = mergetta("upload", "e.safetensors", "--hub", hub.url, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert list(hub.experts.values()) == [replace(expert, source=None).to_bytes()]
+        assert hub.families.keys() == {expert.family}
 
         bundle = build_bundle(FamilyFile.from_bytes(hub.families[expert.family]).base, [expert], family=expert.family)
         hub.offer(bundle)
@@ -40,6 +46,12 @@ class TestCommands:
         refused = mergetta("build", "e.safetensors", "--hub", hub.url, "--out", "b.safetensors", cwd=tmp_path)
         assert refused.returncode == 2
         assert "either expert files or --hub" in " ".join(refused.stderr.split())
+
+    def test_a_hub_that_refuses_is_asked_before_the_work(self, hub: StubHub, tmp_path: Path) -> None:
+        hub.misbehave = [403]
+        result = mergetta("adapt", "nowhere/", "--out", "e", "--hub", hub.url, "--token", "abc", cwd=tmp_path)
+        assert result.returncode == 2
+        assert "The hub refused" in result.stderr
 
     def test_run(self, hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         class Model(NumpyRuntime):

@@ -23,6 +23,7 @@ from mergetta.streams.moments import batch_moments
 
 from .contracts import RuntimeContract
 from .moving import moved
+from .zoo import import_zoo
 
 pytest.importorskip("onnxscript")
 
@@ -276,7 +277,7 @@ def test_same_trajectory_as_torch(family: Family, onnx_runtime: OnnxRuntime, ima
     ("name", "size"), [("resnet50", 64), ("vit_tiny_patch16_224", 224), ("tf_efficientnet_lite0", 128)]
 )
 def test_public_architectures(name: str, size: int, tmp_path: Path) -> None:
-    timm = pytest.importorskip("timm")
+    timm = import_zoo("timm")
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, num_classes=7).eval()
     family = Family(name, model, Preprocessing((0.5,) * 3, (0.5,) * 3, size), tuple("abcdefg"), f"timm:{name}")
@@ -296,7 +297,7 @@ def test_public_architectures(name: str, size: int, tmp_path: Path) -> None:
 
 def test_our_resnet50_is_the_public_one() -> None:
     """Same keys, same numbers as timm's on random weights."""
-    timm = pytest.importorskip("timm")
+    timm = import_zoo("timm")
     torch.manual_seed(0)
     public, ours = timm.create_model("resnet50", pretrained=False).eval(), ARCHITECTURES["resnet-50"]().eval()
     ours.load_state_dict(public.state_dict())

@@ -16,7 +16,7 @@ from mergetta.adapters.forward_only.normaliser import Aligner, Normaliser, Plain
 from mergetta.adapters.forward_only.race_merge import SOURCE, RaceMerge, RaceSettings
 from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
 from mergetta.adapters.wrappers.mirrored import Mirrored
-from mergetta.bench.inputs import clean_images, load_domain
+from mergetta.bench.inputs import Place, clean_images, load_domain
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Runtime
 from mergetta.runtimes.export import to_onnx
@@ -683,11 +683,11 @@ class TestSwap:
 
 
 def images_of(name: str, count: int, start: int = 0, severity: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    return next(iter(load_domain("fashion", None, name, severity, start, count).stream(0, count)))
+    return next(iter(load_domain(Place("fashion"), name, severity, start, count).stream(0, count)))
 
 
 def clean(count: int) -> tuple[np.ndarray, np.ndarray]:
-    domain = clean_images("fashion", None, count)
+    domain = clean_images(Place("fashion"), count)
     assert domain is not None
     return next(iter(domain.stream(0, count)))
 

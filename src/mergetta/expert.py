@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.errors import MergettaError
+from mergetta.family_file import FamilyFile
 from mergetta.files import decode, encode, expect, read_bytes, write_atomically
 from mergetta.groups import GroupValues, check_groups
 
-FORMAT, VERSION = "mergetta.expert", 2
+FORMAT, VERSION = "mergetta.expert", 3
 PARTS = ("signature", "features", "spread")
 
 
@@ -50,6 +51,8 @@ class Expert:
     """
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """How it was made: method, samples, seed, settings."""
+    source: FamilyFile | None = None
+    """The source model's own groups, so that whoever has experts can merge them."""
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -64,24 +67,36 @@ class Expert:
                 if part == "spread" and (moments < 0).any():
                     raise MergettaError("The expert's spread must not be negative.")
                 object.__setattr__(self, part, moments)
+        if self.source is not None:
+            if self.source.family != self.family:
+                raise MergettaError(f"The expert's source model is {self.source.family!r}, not {self.family!r}.")
+            check_groups(groups, self.source.base, "The expert")
 
     def to_bytes(self) -> bytes:
         tensors = {f"group/{name}": vector for name, vector in self.groups.items()}
         tensors |= {part: value for part in PARTS if (value := getattr(self, part)) is not None}
-        header = {"family": self.family, "domain": self.domain, "provenance": dict(self.provenance)}
+        header: dict[str, Any] = {"family": self.family, "domain": self.domain, "provenance": dict(self.provenance)}
+        if self.source is not None:
+            base, header["source"] = self.source.parts()
+            tensors |= base
         return encode(tensors, FORMAT, VERSION, header)
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the expert") -> Expert:
         tensors, header = decode(data, FORMAT, VERSION, source, "make it anew with `mergetta adapt`")
         groups = {name.removeprefix("group/"): t for name, t in tensors.items() if name.startswith("group/")}
-        unknown = [name for name in tensors if not name.startswith("group/") and name not in PARTS]
+        base = {name: t for name, t in tensors.items() if name.startswith("base/")} if "source" in header else {}
+        unknown = tensors.keys() - base.keys() - {*PARTS, *(f"group/{name}" for name in groups)}
         if unknown:
             raise MergettaError(f"{source} holds {min(unknown)!r}, which is no part of an expert.")
         family, domain = (expect(header, key, str, source) for key in ("family", "domain"))
         provenance = expect(header, "provenance", dict, source)
+        model = (
+            FamilyFile.of_parts(base, expect(header, "source", dict, source), source) if "source" in header else None
+        )
         try:
-            return cls(groups, family, domain, **{part: tensors.get(part) for part in PARTS}, provenance=provenance)
+            parts = {part: tensors.get(part) for part in PARTS}
+            return cls(groups, family, domain, **parts, provenance=provenance, source=model)
         except MergettaError as error:
             raise MergettaError(f"{source} cannot be used: {error}") from error
 

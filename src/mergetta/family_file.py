@@ -1,4 +1,4 @@
-"""What a hub must know of a family before it can take its experts: base groups, structure, preprocessing, recipe."""
+"""What must be known of a family to merge its experts: base groups, their blocks, preprocessing, a note."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from mergetta.errors import MergettaError
-from mergetta.files import decode, encode, expect, expect_names
-from mergetta.groups import GroupValues, check_groups, paper_frozen
+from mergetta.files import Tensors, decode, encode, expect, expect_names
+from mergetta.groups import Group, GroupValues, check_groups, kind_of, last_blocks, paper_frozen
 from mergetta.runtimes.base import Runtime
 
-FORMAT, VERSION = "mergetta.family", 1
+FORMAT, VERSION = "mergetta.family", 2
 
 
 @dataclass(frozen=True, eq=False)
 class FamilyFile:
-    """Sent once per family by whoever contributes its first expert.
+    """Part of every expert file, and sent once per family to a hub by whoever contributes its first expert.
 
     >>> FamilyFile.from_bytes(FamilyFile("f", {"bn.weight": np.ones(2)}).to_bytes()).family
     'f'
@@ -31,6 +31,8 @@ class FamilyFile:
     note: str = ""
     """The architecture, in words."""
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    blocks: tuple[int, ...] = ()
+    """Of each group, in the order of the base; none where nobody has told."""
 
     def __post_init__(self) -> None:
         if not self.family:
@@ -43,26 +45,44 @@ class FamilyFile:
         unknown = set(self.frozen) - set(base)
         if unknown:
             raise MergettaError(f"Cannot freeze {min(unknown)!r}: the family has no such group.")
+        if self.blocks and len(self.blocks) != len(base):
+            raise MergettaError(f"The family has {len(base)} groups, but blocks of {len(self.blocks)}.")
 
     @classmethod
     def of_runtime(cls, runtime: Runtime, note: str = "", preprocessing: Mapping[str, Any] | None = None) -> FamilyFile:
         """Of the source model behind a runtime, with the paper's choice of what does not move."""
-        groups = {name: np.asarray(vector) for name, vector in runtime.groups.items()}
-        return cls(runtime.family, groups, paper_frozen(runtime.structure), note, preprocessing or {})
+        groups = {group.name: np.asarray(runtime.groups[group.name]) for group in runtime.structure}
+        blocks = tuple(group.block for group in runtime.structure)
+        return cls(runtime.family, groups, paper_frozen(runtime.structure), note, preprocessing or {}, blocks)
 
-    def to_bytes(self) -> bytes:
+    def last_blocks(self, count: int) -> tuple[str, ...]:
+        """The groups of the last `count` blocks."""
+        places = zip(self.base.items(), self.blocks or (0,) * len(self.base), strict=True)
+        return last_blocks([Group(name, vector.size, block, kind_of(name)) for (name, vector), block in places], count)
+
+    def parts(self) -> tuple[Tensors, dict[str, Any]]:
+        """Tensors and header, of a file of its own or of an expert's."""
         header = {
             "family": self.family,
             "groups": list(self.base),
             "frozen": list(self.frozen),
             "note": self.note,
             "preprocessing": dict(self.preprocessing),
+            "blocks": list(self.blocks),
         }
-        return encode({f"base/{name}": vector for name, vector in self.base.items()}, FORMAT, VERSION, header)
+        return {f"base/{name}": vector for name, vector in self.base.items()}, header
+
+    def to_bytes(self) -> bytes:
+        tensors, header = self.parts()
+        return encode(tensors, FORMAT, VERSION, header)
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the family file") -> FamilyFile:
         tensors, header = decode(data, FORMAT, VERSION, source)
+        return cls.of_parts(tensors, header, source)
+
+    @classmethod
+    def of_parts(cls, tensors: Tensors, header: Mapping[str, Any], source: str) -> FamilyFile:
         names = expect_names(header, "groups", source)
         missing = [name for name in names if f"base/{name}" not in tensors]
         if missing:
@@ -72,8 +92,11 @@ class FamilyFile:
         family, note = (expect(header, key, str, source) for key in ("family", "note"))
         frozen = tuple(expect_names(header, "frozen", source))
         preprocessing = expect(header, "preprocessing", dict, source)
+        blocks = expect(header, "blocks", list, source)
+        if not all(isinstance(block, int) and block >= 0 for block in blocks):
+            raise MergettaError(f"{source} has no valid 'blocks' in its header.")
         base = {name: tensors[f"base/{name}"] for name in names}
         try:
-            return cls(family, base, frozen, note, preprocessing)
+            return cls(family, base, frozen, note, preprocessing, tuple(blocks))
         except MergettaError as error:
             raise MergettaError(f"{source} cannot be used: {error}") from error

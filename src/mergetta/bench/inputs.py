@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from mergetta.arrays import to_numpy
 from mergetta.bench.suite import Suite
 from mergetta.data.fashion_clean import load_fashion_clean
+from mergetta.data.own_images import OwnImages
 from mergetta.data.sources import Source, open_source
 from mergetta.data.streams import Domain
 from mergetta.models.family import Family, load_family
@@ -26,13 +28,26 @@ def load_once(family: str, checkpoint: Path | None) -> Family:
     return load_family(family, checkpoint)
 
 
+class Place(NamedTuple):
+    """Where a suite's images are, and the model that they are read for."""
+
+    kind: str
+    folder: Path | None = None
+    family: str = ""
+    checkpoint: Path | None = None
+
+
+def place_of(suite: Suite) -> Place:
+    return Place(suite.data, suite.folder, suite.family, suite.checkpoint)
+
+
 @lru_cache(maxsize=4)
-def with_signature(name: str, checkpoint: Path | None, kind: str, folder: Path | None) -> Family:
+def with_signature(place: Place) -> Family:
     """The family, with the signature of clean images if it comes without one: the source model's place in CoLA's
     pool. Without clean images the source model is not in the pool.
     """
-    family = load_once(name, checkpoint)
-    clean = clean_images(kind, folder, STATISTICS) if family.signature is None else None
+    family = load_once(place.family, place.checkpoint)
+    clean = clean_images(place, STATISTICS) if family.signature is None else None
     if clean is None:
         return family
     runtime, seen = TorchRuntime(family), []
@@ -45,35 +60,39 @@ def with_signature(name: str, checkpoint: Path | None, kind: str, folder: Path |
 
 
 def family_of(suite: Suite) -> Family:
-    return with_signature(suite.family, suite.checkpoint, suite.data, suite.folder)
+    return with_signature(place_of(suite))
 
 
 @lru_cache(maxsize=2)
-def open_once(kind: str, folder: Path | None) -> Source:
-    return open_source(kind, folder)
+def open_once(place: Place) -> Source:
+    if place.kind != "folder":
+        return open_source(place.kind, place.folder)
+    family = load_once(place.family, place.checkpoint)
+    expected = family.preprocessing
+    return OwnImages(place.folder, len(expected.mean), expected.size, family.classes)
 
 
 def source_of(suite: Suite) -> Source:
-    return open_once(suite.data, suite.folder)
+    return open_once(place_of(suite))
 
 
-def clean_images(kind: str, folder: Path | None, count: int) -> Domain | None:
+def clean_images(place: Place, count: int) -> Domain | None:
     """Clean images to measure something of the source on, if there are any: none that a target shows."""
-    return load_fashion_clean(count) if kind.startswith("fashion") else open_once(kind, folder).clean(count)
+    return load_fashion_clean(count) if place.kind.startswith("fashion") else open_once(place).clean(count)
 
 
 @lru_cache(maxsize=2)
-def load_domain(kind: str, folder: Path | None, domain: str, severity: int, start: int, count: int) -> Domain:
-    return open_once(kind, folder).domain(domain, severity, start, count)
+def load_domain(place: Place, domain: str, severity: int, start: int, count: int) -> Domain:
+    return open_once(place).domain(domain, severity, start, count)
 
 
 def target_of(suite: Suite, domain: str) -> Domain:
     """The stream on which methods are compared."""
-    return load_domain(suite.data, suite.folder, domain, suite.severity, 0, suite.samples)
+    return load_domain(place_of(suite), domain, suite.severity, 0, suite.samples)
 
 
 def training_of(suite: Suite, domain: str) -> Domain:
     """The images that a domain's expert is made from: the targets', or others if the suite says so."""
     if suite.expert_samples is None:
         return target_of(suite, domain)
-    return load_domain(suite.data, suite.folder, domain, suite.severity, suite.samples, suite.expert_samples)
+    return load_domain(place_of(suite), domain, suite.severity, suite.samples, suite.expert_samples)

@@ -10,7 +10,7 @@ import torch
 
 from mergetta.adapters import find_method
 from mergetta.bench.cells import Cell, members
-from mergetta.bench.inputs import clean_images, family_of, source_of
+from mergetta.bench.inputs import clean_images, family_of, place_of, source_of
 from mergetta.bench.store import address, code_digest
 from mergetta.bench.suite import Suite
 from mergetta.errors import MergettaError
@@ -78,7 +78,7 @@ def cell_key(suite: Suite, cell: Cell) -> str:
         signature = family_of(suite).signature
         facts["signature"] = None if signature is None else signature.tolist()
     if method.measured or settings.runtime == "int8":
-        facts["clean"] = clean_images(suite.data, suite.folder, 1) is not None and suite.training_batch_size
+        facts["clean"] = clean_images(place_of(suite), 1) is not None and suite.training_batch_size
     if suite.first:
         facts["first"] = suite.first
     if cell.expert:

@@ -5,7 +5,6 @@ pass, error as predicted online.
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.cola import source_expert
 from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
 from mergetta.bench.cells import Cell
-from mergetta.bench.inputs import STATISTICS, clean_images, family_of, with_signature
+from mergetta.bench.inputs import STATISTICS, Place, clean_images, family_of, place_of, with_signature
 from mergetta.bench.keys import cell_key
 from mergetta.bench.online import online
 from mergetta.bench.pools import pool
@@ -40,15 +39,15 @@ CALIBRATION = 200
 
 
 @lru_cache(maxsize=4)
-def device_model(family: str, checkpoint: Path | None, kind: str, folder: Path | None, int8: bool) -> bytes:
+def device_model(place: Place, int8: bool) -> bytes:
     """The family as a device runs it. CNNs are calibrated for int8 on clean images, transformers need none."""
     from mergetta.runtimes.export import to_onnx
     from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
 
-    loaded = with_signature(family, checkpoint, kind, folder)
+    loaded = with_signature(place)
     model = to_onnx(loaded)
     if int8 and has_batch_norm(TorchRuntime(loaded).structure):
-        clean = clean_images(kind, folder, CALIBRATION)
+        clean = clean_images(place, CALIBRATION)
         if clean is None:
             raise MergettaError("int8 needs clean images to calibrate on, and these data have none.")
         model = quantize_static(model, [images for images, _ in clean.stream(0, 50)])
@@ -62,25 +61,25 @@ def runtime_of(suite: Suite, settings: MethodSettings, seed: int) -> TorchRuntim
         return PromptedRuntime(family_of(suite), seed=seed)
     if settings.runtime is None:
         return TorchRuntime(family_of(suite))
-    model = device_model(suite.family, suite.checkpoint, suite.data, suite.folder, settings.runtime == "int8")
+    model = device_model(place_of(suite), settings.runtime == "int8")
     return OnnxRuntime(model, threads=1)
 
 
 @lru_cache(maxsize=4)
 def measured(
-    what: str, family: str, checkpoint: Path | None, kind: str, folder: Path | None, batch_size: int, device: str | None
+    what: str, place: Place, batch_size: int, device: str | None
 ) -> SourceFeatures | dict[str, Vector] | np.ndarray | None:
     """What a method may know of the source, measured on clean images if there are any, and on the model of the `device`
     (onnx, int8) if it runs there.
     """
-    clean = clean_images(kind, folder, FISHER if what == "fisher" else STATISTICS)
+    clean = clean_images(place, FISHER if what == "fisher" else STATISTICS)
     if clean is None:
         return None
     batches = clean.stream(0, batch_size)
     if device:
-        model = OnnxRuntime(device_model(family, checkpoint, kind, folder, device == "int8"), threads=1)
+        model = OnnxRuntime(device_model(place, device == "int8"), threads=1)
         return measure_source(model, (images for images, _ in batches))
-    runtime = TorchRuntime(with_signature(family, checkpoint, kind, folder))
+    runtime = TorchRuntime(with_signature(place))
     if what == "prototypes":
         every = len(np.unique(clean.labels)) == len(runtime.classifier.bias)
         return source_prototypes(runtime, batches) if every else None
@@ -110,8 +109,7 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime | OnnxRuntime, store:
     if needs == "bundle" and "loss" in accepted:
         options = {"loss": LOSS_OF[str(cell.expert)], **options}
     if method.measured:
-        place = suite.family, suite.checkpoint, suite.data, suite.folder
-        value = measured(method.measured, *place, suite.training_batch_size, settings.runtime)
+        value = measured(method.measured, place_of(suite), suite.training_batch_size, settings.runtime)
         if value is not None:
             options[method.measured] = value
         elif needs == method.measured:

@@ -77,8 +77,16 @@ class Suite(BaseModel):
     checkpoint: Path | None = None
     """The family's weights, if they do not come with it."""
     data: Literal[
-        "fashion", "cifar10-c", "cifar100-c", "imagenet-c", "fashion-styles", "cifar10-styles", "imagenet-styles"
+        "fashion",
+        "cifar10-c",
+        "cifar100-c",
+        "imagenet-c",
+        "fashion-styles",
+        "cifar10-styles",
+        "imagenet-styles",
+        "folder",
     ]
+    """`folder`: one's own images (`mergetta.data.own_images`)."""
     folder: Path | None = None
     """Where the images are (default: below $MERGETTA_DATA)."""
     severity: int = Field(5, ge=1, le=5)
@@ -111,7 +119,7 @@ class Suite(BaseModel):
             if not find_method(expert).backprop:
                 raise MergettaError(f"Experts are made by back-propagation, and {expert!r} is forward-only.")
         for domain in self.domains:
-            if domain not in CORRUPTIONS and not self.data.endswith("-styles"):
+            if domain not in CORRUPTIONS and self.data != "folder" and not self.data.endswith("-styles"):
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(CORRUPTIONS)}.")
         return self
 

@@ -8,7 +8,22 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from mergetta.cli import adapt, bench, build, calibrate, corrupt, demo, export, hub, inspect, report, reproduce, run
+from mergetta.cli import (
+    adapt,
+    bench,
+    build,
+    calibrate,
+    corrupt,
+    demo,
+    evaluate,
+    export,
+    hub,
+    inspect,
+    report,
+    reproduce,
+    run,
+    upload,
+)
 from mergetta.errors import MergettaError
 
 app = typer.Typer(
@@ -19,7 +34,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, bench, reproduce, report, adapt, build, export, calibrate, run, corrupt, inspect):
+for verb in (demo, bench, reproduce, report, adapt, upload, build, export, calibrate, run, evaluate, corrupt, inspect):
     app.command(verb.__name__.rpartition(".")[2])(verb.command)
 app.add_typer(hub.app, name="hub")
 

@@ -6,28 +6,34 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import track
 
+from mergetta.cli.options import Checkpoint, Family
 from mergetta.cli.run import Authorities, Token
+from mergetta.cli.upload import introduce, share
 from mergetta.errors import MergettaError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from mergetta.device.hub_client import HubClient
     from mergetta.expert import Expert
-    from mergetta.models.family import Family
+    from mergetta.family_file import FamilyFile
+    from mergetta.groups import GroupValues
+    from mergetta.models import family as families
     from mergetta.runtimes.torch_runtime import TorchRuntime
+
+MOST_HELD, FEWEST_HELD = 200, 10
+"""Images held back to see whether an expert helps: a tenth, within these bounds."""
+SHOWN = 3
+"""Broken files that are named."""
 
 
 def command(
     images: Annotated[str, typer.Argument(help="FILE.npz, a folder of images, or `fashion:fog@5` for embedded ones.")],
     out: Annotated[Path, typer.Option(help="The expert file to write.")],
-    family: Annotated[
-        str, typer.Option(help="An embedded or public family, `module:function` for one's own, or a checkpoint.")
-    ] = "fashion-bn",
+    family: Family = "fashion-bn",
+    checkpoint: Checkpoint = None,
     method: Annotated[str, typer.Option(help="`roid`, `deyo`, `tent`, or `hybrid` (with --bundle).")] = "roid",
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `hybrid` starts from.")] = None,
     memory_budget: Annotated[
@@ -41,6 +47,7 @@ def command(
     optimizer: Annotated[str, typer.Option(help="`adam` or `sgd` (Nesterov).")] = "sgd",
     lr: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 1e-3,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 200,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 1,
     seed: Annotated[int, typer.Option(help="Order of the images and random views.")] = 0,
     hub: Annotated[str | None, typer.Option(help="Address of a hub to share the expert with.")] = None,
     token: Token = None,
@@ -54,42 +61,93 @@ def command(
     Example: `mergetta adapt fashion:fog@5 --out fog.safetensors`
     """
     from mergetta.adapters.backprop.expert_training import train_expert
-    from mergetta.data.images import load_images
     from mergetta.data.streams import as_input
+    from mergetta.device.hub_client import HubClient
     from mergetta.models.family import load_family
     from mergetta.runtimes.torch_runtime import TorchRuntime
     from mergetta.seeds import generator
 
-    client = None
-    if hub is not None:
-        from mergetta.device.hub_client import HubClient
-
-        client = HubClient(hub, token, ca=ca)
-    source = load_family(family)
+    source = load_family(family, checkpoint)
     runtime = TorchRuntime(source)
-    pixels = load_images(images, len(source.preprocessing.mean), source.preprocessing.size)
+    model = described(source, runtime)
+    client = None if hub is None else HubClient(hub, token, ca=ca)
+    if client is not None:
+        introduce(client, model)
+    pixels = read(images, source)
     order = generator(seed, 0, "adapt").permutation(len(pixels))
-    starts = range(0, len(order), batch_size)
-    batches = (
-        as_input(pixels[order[start : start + batch_size]])
-        for start in track(starts, description=f"adapting by {method}", transient=True)
-    )
+    held, order = np.split(order, [min(MOST_HELD, len(order) // 10)])
     options: dict[str, Any] = {"optimizer": optimizer, "lr": lr}
     if method == "hybrid":
         options |= hybrid_options(bundle, memory_budget, layers, source, as_input(pixels[order[:batch_size]]))
     elif any(given is not None for given in (bundle, memory_budget, layers)):
         raise MergettaError("--bundle, --memory-budget and --layers are for --method hybrid.")
     name = domain or Path(images.rpartition(":")[2].removesuffix(".npz")).name
+    shuffled = [generator(seed, epoch, "epoch").permutation(order) if epoch else order for epoch in range(epochs)]
+    chosen = [every[start : start + batch_size] for every in shuffled for start in range(0, len(order), batch_size)]
+    batches = (as_input(pixels[c]) for c in track(chosen, description=f"adapting by {method}", transient=True))
     expert = train_expert(runtime, batches, method, name, seed, **options)
+    expert = dataclasses.replace(expert, source=model, provenance={**expert.provenance, "epochs": epochs})
     expert.save(out)
-    Console().print(f"{out}: expert {name!r} of {runtime.family}, {len(pixels)} images, {out.stat().st_size:,} bytes")
+    console = Console(highlight=False, markup=False)
+    console.print(f"{out}: expert {name!r} of {runtime.family}, {len(order)} images, {out.stat().st_size:,} bytes")
+    console.print(word_on(runtime, expert, [as_input(pixels[part]) for part in np.array_split(held, 4)]))
     if client is not None:
-        known = share(client, expert, runtime, source)
-        Console().print(f"{hub}: {known.get('state', 'taken')}, as {known.get('id', '')[:12]}", highlight=False)
+        share(client, expert)
+
+
+def described(source: families.Family, runtime: TorchRuntime) -> FamilyFile:
+    from mergetta.family_file import FamilyFile
+
+    note = " ".join([source.architecture, *(f"{key}={value}" for key, value in source.options.items())])
+    return FamilyFile.of_runtime(runtime, note, dataclasses.asdict(source.preprocessing))
+
+
+def read(images: str, source: families.Family) -> np.ndarray:
+    """The images that can be read; the others are told."""
+    from mergetta.data.images import load_images
+
+    console, broken = Console(stderr=True, highlight=False, soft_wrap=True), list[str]()
+    with console.status(f"reading {images}"):
+        pixels = load_images(images, len(source.preprocessing.mean), source.preprocessing.size, broken.append)
+    for sentence in broken[:SHOWN]:
+        console.print(f"left out: {sentence}", markup=False)
+    if len(broken) > SHOWN:
+        console.print(f"left out: {len(broken) - SHOWN} more")
+    return pixels
+
+
+def word_on(runtime: TorchRuntime, expert: Expert, held: list[np.ndarray]) -> str:
+    """Whether predictions of images that the expert has not seen look better with it: certain of each, varied over
+    all (information maximisation), both as shares of the most that there can be.
+    """
+    count = sum(map(len, held))
+    if count < FEWEST_HELD:
+        return f"too few images to say whether it helps: that takes {10 * FEWEST_HELD}"
+    certain, diverse = seen_with(runtime, held, runtime.groups)
+    surer, wider = seen_with(runtime, held, expert.groups)
+    verdict = (
+        "it helps, as far as can be seen without labels"
+        if surer + wider > certain + diverse
+        else "it does not seem to help: more images, another --lr or --method may"
+    )
+    return (
+        f"on {count} images held back: certainty {certain:.2f} → {surer:.2f}, "
+        f"diversity {diverse:.2f} → {wider:.2f}; {verdict}"
+    )
+
+
+def seen_with(runtime: TorchRuntime, held: list[np.ndarray], groups: GroupValues) -> tuple[float, float]:
+    """Certainty and diversity of predictions with these groups, each between 0 and 1."""
+    from mergetta.losses.information import entropy_of
+    from mergetta.losses.probabilities import softmax
+
+    predictions = np.concatenate([softmax(runtime(images, groups, given=1.0).logits) for images in held])
+    most = np.log(predictions.shape[1])
+    return 1 - float(entropy_of(predictions).mean() / most), float(entropy_of(predictions.mean(axis=0)) / most)
 
 
 def hybrid_options(
-    bundle: Path | None, memory_budget: float | None, layers: int | None, source: Family, first: np.ndarray
+    bundle: Path | None, memory_budget: float | None, layers: int | None, source: families.Family, first: np.ndarray
 ) -> dict[str, Any]:
     from mergetta.bundle import Bundle
 
@@ -108,19 +166,3 @@ def hybrid_options(
             options["layers"] = layers_within(source, memory_budget, first, console.print)
         console.print(f"{options['layers']} layers learn by back-propagation", highlight=False)
     return options
-
-
-def share(client: HubClient, expert: Expert, runtime: TorchRuntime, source: Family) -> dict[str, Any]:
-    """Upload an expert; the first one of a family brings the family along."""
-    from mergetta.device.hub_client import HubError
-    from mergetta.family_file import FamilyFile
-
-    try:
-        return client.upload_expert(expert)
-    except HubError as error:
-        if error.status != 404:
-            raise
-    note = " ".join([source.architecture, *(f"{key}={value}" for key, value in source.options.items())])
-    file = FamilyFile.of_runtime(runtime, note, dataclasses.asdict(source.preprocessing))
-    client.register_family(file.to_bytes())
-    return client.upload_expert(expert)

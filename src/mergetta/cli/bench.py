@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from mergetta.cli.options import NAMES, Checkpoint
 from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ Folds = Annotated[
     ),
 ]
 Severity = Annotated[int | None, typer.Option(min=1, max=5, help="Severity of the corruptions.")]
-Family = Annotated[str | None, typer.Option(help="Another family than the suite's own (`resnet-20`, `timm:NAME`, …).")]
-Checkpoint = Annotated[Path | None, typer.Option(help="The family's weights.")]
+Family = Annotated[str | None, typer.Option(help=f"Another model than the suite's own: {NAMES}")]
 Data = Annotated[Path | None, typer.Option(help="The folder of the suite's images (default: below $MERGETTA_DATA).")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write settings and results here.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write a page with tables and figures here.")]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from mergetta.cli.options import Checkpoint, MaybeFamily
 from mergetta.cli.run import Authorities, Token, VerifyKey
+from mergetta.errors import MergettaError
+
+if TYPE_CHECKING:
+    from mergetta.family_file import FamilyFile
 
 
 def command(
     out: Annotated[Path, typer.Option(help="The bundle file to write.")],
     experts: Annotated[list[Path] | None, typer.Argument(help="Expert files, all of one family.")] = None,
-    family: Annotated[
-        str, typer.Option(help="An embedded or public family, `module:function` for one's own, or a checkpoint.")
-    ] = "fashion-bn",
+    family: MaybeFamily = None,
+    checkpoint: Checkpoint = None,
     keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
     max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
     tolerance: Annotated[float, typer.Option(help="Recovery error per entry that decides the rank (ARS).")] = 1e-2,
@@ -35,32 +39,50 @@ def command(
 ) -> None:
     """Condense experts into the bundle that a weak device merges and tunes.
 
+    Experts know their source model. `--family` is for a hub's bundle (without it, `fashion-bn`'s), and for experts
+    that Python code saved without their source.
+
     Example: `mergetta build fog.safetensors snow.safetensors --out bundle.safetensors`
     """
     from mergetta.expert import Expert
-    from mergetta.groups import last_blocks, paper_frozen
     from mergetta.merging import build_bundle
-    from mergetta.models.family import load_family
-    from mergetta.runtimes.torch_runtime import TorchRuntime
 
     if hub is not None:
+        from mergetta.models.family import load_family
+
         if experts:
             raise typer.BadParameter("Give either expert files or --hub.")
-        download(load_family(family).fingerprint, out, hub, token, verify_key, ca)
+        download(load_family(family or "fashion-bn", checkpoint).fingerprint, out, hub, token, verify_key, ca)
         return
     if not experts:
         raise typer.BadParameter("Missing argument: give expert files, or --hub to take the bundle of a hub.")
-    runtime = TorchRuntime(load_family(family))
-    loaded = [Expert.load(path, runtime.family) for path in experts]
-    frozen = paper_frozen(runtime.structure) if frozen_blocks is None else last_blocks(runtime.structure, frozen_blocks)
+    source = source_model(experts, family, checkpoint)
+    loaded = [Expert.load(path, source.family) for path in experts]
+    frozen = source.frozen if frozen_blocks is None else source.last_blocks(frozen_blocks)
     bundle = build_bundle(
-        runtime.groups, loaded, keep, max_rank, tolerance, initial, frozen, members=members, family=runtime.family
+        source.base, loaded, keep, max_rank, tolerance, initial, frozen, members=members, family=source.family
     )
     bundle.save(out)
     Console().print(
         f"{out}: {len(loaded)} experts in {bundle.dimension} coefficients "
         f"({sum(v.size for v in bundle.base.values()):,} norm weights), {out.stat().st_size:,} bytes"
     )
+
+
+def source_model(experts: list[Path], family: str | None, checkpoint: Path | None) -> FamilyFile:
+    """As the experts know it, or of the family that is named, which needs PyTorch."""
+    from mergetta.expert import Expert
+    from mergetta.family_file import FamilyFile
+
+    if family is None and checkpoint is None:
+        known = [source for path in experts if (source := Expert.load(path).source)]
+        if known:
+            return known[0]
+        raise MergettaError(f"{experts[0]} does not say what its source model is like: name it with --family.")
+    from mergetta.models.family import load_family
+    from mergetta.runtimes.torch_runtime import TorchRuntime
+
+    return FamilyFile.of_runtime(TorchRuntime(load_family(family or "fashion-bn", checkpoint)))
 
 
 def download(family: str, out: Path, hub: str, token: str | None, verify_key: str | None, ca: Path | None) -> None:

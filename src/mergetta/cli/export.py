@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.console import Console
 
+from mergetta.cli.options import Checkpoint, Family
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -25,9 +27,8 @@ class Int8(StrEnum):
 
 def command(
     out: Annotated[Path, typer.Option(help="The ONNX file to write; the plain graph goes beside it.")],
-    family: Annotated[
-        str, typer.Option(help="An embedded or public family, `module:function` for one's own, or a checkpoint.")
-    ] = "fashion-bn",
+    family: Family = "fashion-bn",
+    checkpoint: Checkpoint = None,
     size: Annotated[
         int | None, typer.Option(min=1, help="Height and width of the images (default: the family's).")
     ] = None,
@@ -60,7 +61,7 @@ def command(
     if int8 is Int8.static and calibration is None:
         raise MergettaError("`--int8 static` measures ranges on images: give some with --calibration.")
     console = Console()
-    source = load_family(family)
+    source = load_family(family, checkpoint)
     images = clean_images(calibration, len(source.preprocessing.mean), size or source.preprocessing.size)
     with console.status(f"exporting {family}"):
         model = to_onnx(source, size)

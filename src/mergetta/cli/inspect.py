@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json as json_format
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,23 +15,31 @@ from rich.table import Table
 
 from mergetta.bundle import FORMAT as BUNDLE
 from mergetta.bundle import Bundle
+from mergetta.cli.options import NAMES, Checkpoint
 from mergetta.errors import MergettaError
 from mergetta.expert import FORMAT as EXPERT
 from mergetta.expert import Expert
-from mergetta.files import read_bytes, read_header
+from mergetta.files import decode, read_bytes, read_header
 
 Rows = list[dict[str, Any]]
+CHECKPOINT = "mergetta.checkpoint"  # of mergetta.models.family, which imports torch
+LONG = 300
+"""Characters of an entry beyond which only its length is told."""
 
 
 def command(
-    file: Annotated[str, typer.Argument(help="An expert, a bundle, a checkpoint, or the name of an embedded family.")],
+    file: Annotated[
+        str,
+        typer.Argument(help=f"Any file that mergetta writes (experts, bundles, ONNX, state, …), or a model: {NAMES}"),
+    ],
+    checkpoint: Checkpoint = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
     """Show what a file holds: family, provenance, members, groups and blocks, ranks.
 
     Example: `mergetta inspect bundle.safetensors`
     """
-    facts, tables = describe(file)
+    facts, tables = describe(file, checkpoint)
     if json:
         typer.echo(json_format.dumps({**facts, **tables}, indent=1))
         return
@@ -48,12 +58,16 @@ def table_of(rows: Rows) -> Table:
     return table
 
 
-def describe(file: str) -> tuple[dict[str, Any], dict[str, Rows]]:
+def describe(file: str, checkpoint: Path | None = None) -> tuple[dict[str, Any], dict[str, Rows]]:
     """Facts, and tables by their names."""
-    if not Path(file).is_file():
-        return describe_family(file)
+    path = Path(file)
+    if not path.is_file() or checkpoint is not None:
+        return describe_family(file, checkpoint)
+    if path.suffix in READERS:
+        return READERS[path.suffix](path)
     data = read_bytes(file)
-    kind = read_header(data, file).get("format")
+    header = read_header(data, file)
+    kind = header.get("format")
     if kind == EXPERT:
         expert = Expert.from_bytes(data, file)
         facts = {
@@ -61,6 +75,7 @@ def describe(file: str) -> tuple[dict[str, Any], dict[str, Rows]]:
             "family": expert.family,
             "domain": expert.domain,
             "provenance": dict(expert.provenance),
+            "source model": "included" if expert.source else "not included",
         }
         groups = [
             {"group": name, "size": v.size, "mean": float(v.mean()), "std": float(v.std())}
@@ -81,15 +96,85 @@ def describe(file: str) -> tuple[dict[str, Any], dict[str, Rows]]:
             for name, v in bundle.base.items()
         ]
         return facts, {"members": [] if bundle.members is None else bundle.members.listed(), "groups": groups}
-    return describe_family(file)
+    if kind == CHECKPOINT:
+        return describe_family(file)
+    tensors, _ = decode(data, str(kind), header.get("version", 0), file)
+    rows = [{"tensor": name, "type": str(t.dtype), "shape": str(t.shape)} for name, t in tensors.items()]
+    return shortened(header), {"tensors": rows}
 
 
-def describe_family(name: str) -> tuple[dict[str, Any], dict[str, Rows]]:
+def shortened(header: dict[str, Any]) -> dict[str, Any]:
+    """Long entries by their number."""
+    return {
+        key: f"{len(value)} entries" if isinstance(value, list | dict) and len(str(value)) > LONG else value
+        for key, value in sorted(header.items())
+    }
+
+
+def describe_onnx(path: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
+    from mergetta.runtimes.onnx_session import metadata_of, open_session
+
+    try:
+        header = metadata_of(open_session(path, str(path), 1, ["CPUExecutionProvider"]))
+    except MergettaError:  # so it is with a plain graph, which no session opens without a device's groups
+        header = metadata_in(path)
+        if not header:
+            raise
+    groups = [
+        {"group": name, "size": size, "block": block, "kind": kind}
+        for name, size, block, kind, *_ in header.pop("groups", [])
+    ]
+    return shortened({"format": "ONNX, not by mergetta", **header}), {"groups": groups}
+
+
+def metadata_in(path: Path) -> dict[str, Any]:
+    """What `mergetta export` wrote into a graph, without opening it."""
+    try:
+        import onnx
+
+        proto = onnx.load(path, load_external_data=False)
+        texts = [entry.value for entry in proto.metadata_props if entry.key == "mergetta"]
+        found = json_format.loads(texts[0]) if texts else {}
+    except Exception as error:  # protobuf has errors of its own
+        raise MergettaError(f"{path} cannot be opened as an ONNX model: {error}.") from error
+    return found if isinstance(found, dict) else {}
+
+
+def describe_json(path: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
+    """Results of `bench` and `evaluate`, settings of `corrupt`."""
+    try:
+        content = json_format.loads(read_bytes(path))
+    except ValueError as error:
+        raise MergettaError(f"{path} is not JSON: {error}.") from error
+    return shortened(content if isinstance(content, dict) else {"entries": content}), {}
+
+
+def describe_predictions(path: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
+    """How many images `run` put into each class."""
+    lines = read_bytes(path).decode(errors="replace").splitlines()
+    try:
+        found = list(csv.DictReader(lines)) if path.suffix == ".csv" else [json_format.loads(line) for line in lines]
+        classes = Counter(str(row["class"]) for row in found if row.get("class"))
+    except (ValueError, AttributeError, KeyError) as error:
+        raise MergettaError(f"{path} does not hold predictions of `mergetta run`: {error}.") from error
+    facts = {"format": "predictions", "images": len(found), "errors": len(found) - classes.total()}
+    return facts, {"classes": [{"class": name, "images": count} for name, count in classes.most_common()]}
+
+
+READERS = {
+    ".onnx": describe_onnx,
+    ".json": describe_json,
+    ".jsonl": describe_predictions,
+    ".csv": describe_predictions,
+}
+
+
+def describe_family(name: str, checkpoint: Path | None = None) -> tuple[dict[str, Any], dict[str, Rows]]:
     from mergetta.groups import paper_frozen
     from mergetta.models.discovery import find_groups
     from mergetta.models.family import load_family
 
-    family = load_family(name)
+    family = load_family(name, checkpoint)
     found = find_groups(family.model)
     try:
         frozen = set(paper_frozen(found))

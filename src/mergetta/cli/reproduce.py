@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mergetta.cli.bench import Cache, Checkpoint, Data, Family, Jobs, Severity, split, wide_console
+from mergetta.cli.bench import Cache, Data, Family, Jobs, Severity, split, wide_console
+from mergetta.cli.options import Checkpoint
 from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,8 +20,12 @@ CORRUPT_SETTINGS = "mergetta-corrupt.json"
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
-def load_images(source: str, channels: int, size: int | None = None) -> NDArray[np.uint8]:
+def load_images(
+    source: str, channels: int, size: int | None = None, broken: Callable[[str], None] | None = None
+) -> NDArray[np.uint8]:
     """uint8 (N, H, W, C) in the model's number of channels; files are resized to `size`.
+
+    With `broken`, which is told of each, files of a folder that cannot be read are left out.
 
     `source` is an npz file with an array `images` or `x`, a folder (searched through), or for the embedded images
     `fashion[:CORRUPTION[@SEVERITY]]`.
@@ -36,7 +41,7 @@ def load_images(source: str, channels: int, size: int | None = None) -> NDArray[
 
             images = corrupt(images, corruption, int(severity or 5))
     elif Path(source).is_dir():
-        images = load_folder(Path(source), channels, size)
+        images = load_folder(Path(source), channels, size, broken)
     else:
         images = load_npz(Path(source))
     if images.shape[3] != channels:
@@ -86,8 +91,20 @@ def checked_labels(labels: NDArray[Any], count: int, classes: int, source: Path)
     return labels.astype(np.int64)
 
 
-def load_folder(folder: Path, channels: int, size: int | None = None) -> NDArray[np.uint8]:
-    loaded = [read_image(file, channels, size) for file in image_files(folder)]
+def load_folder(
+    folder: Path, channels: int, size: int | None = None, broken: Callable[[str], None] | None = None
+) -> NDArray[np.uint8]:
+    loaded = []
+    for file in image_files(folder):
+        try:
+            loaded.append(read_image(file, channels, size))
+        except MergettaError as error:
+            if broken is None:
+                raise
+            broken(str(error))
+            reason = str(error)
+    if not loaded:
+        raise MergettaError(f"None of the images in {folder} can be read. {reason}")
     if len({image.shape for image in loaded}) > 1:
         raise MergettaError(f"The images in {folder} have different sizes, and the family does not say which to use.")
     return np.stack(loaded)

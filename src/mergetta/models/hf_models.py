@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mergetta.models.checkpoints import fitted, read_tensors
 from mergetta.models.class_names import numbered_classes
 from mergetta.models.discovery import find_classifier
 from mergetta.models.family import Family, Preprocessing
+from mergetta.models.libraries import import_library
 
 NOT_ARCHITECTURE = {"id2label", "label2id", "num_labels", "model_type", "transformers_version",
                     "_name_or_path", "dtype", "torch_dtype", "auto_map", "problem_type"}  # fmt: skip
@@ -36,7 +36,9 @@ class Logits(nn.Module):
 
 def load_hf(name: str, checkpoint: str | Path | None) -> Family:
     """A model of the Hugging Face hub (or a folder), with its weights or with those of a checkpoint in its layout."""
-    hf = import_transformers()
+    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():
+        raise MergettaError(f"There is no folder {name} with a model of transformers.")
+    hf = import_library("transformers")
     try:
         config = hf.AutoConfig.from_pretrained(name, trust_remote_code=False)
         processor, _ = hf.ImageProcessingMixin.get_image_processor_dict(name)
@@ -45,9 +47,12 @@ def load_hf(name: str, checkpoint: str | Path | None) -> Family:
             model = automatic.from_pretrained(name, config=config, trust_remote_code=False).float()
     except Exception as error:  # whatever its download clients and configurations raise
         first = str(error).strip().partition("\n")[0]
-        raise MergettaError(
-            f"'hf:{name}' cannot be had ({first}): connect once so that it is cached, or give the folder that holds it."
-        ) from error
+        advice = (
+            "a folder must have config.json, preprocessor_config.json and weights, as `save_pretrained` writes them"
+            if Path(name).is_dir()
+            else "connect once so that it is cached, or give the folder that holds it"
+        )
+        raise MergettaError(f"'hf:{name}' cannot be had ({first}): {advice}.") from error
     options = {**architecture_of(config), "num_labels": config.num_labels}
     if checkpoint is not None:
         source = f"The checkpoint {checkpoint} of 'hf:{name}'"
@@ -69,7 +74,7 @@ def load_hf(name: str, checkpoint: str | Path | None) -> Family:
 
 def build_hf(model_type: str, options: Mapping[str, Any]) -> Logits:
     """A model with random weights, of a class that transformers itself has."""
-    hf = import_transformers()
+    hf = import_library("transformers")
     try:
         config = hf.AutoConfig.for_model(model_type, **options)
         return Logits(hf.AutoModelForImageClassification.from_config(config, trust_remote_code=False))
@@ -112,10 +117,3 @@ def class_names(config: Any) -> tuple[str, ...]:
     names = [str(config.id2label[index]) for index in range(config.num_labels)]
     count = Counter(names)
     return tuple(f"{name} ({index})" if count[name] > 1 else name for index, name in enumerate(names))
-
-
-def import_transformers() -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError as error:
-        raise MergettaError(f"transformers cannot be imported ({error}): install mergetta[zoo].") from error

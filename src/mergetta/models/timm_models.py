@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from mergetta.models.checkpoints import fitted, read_tensors
 from mergetta.models.class_names import numbered_classes
 from mergetta.models.discovery import find_classifier
 from mergetta.models.family import Family, Preprocessing
+from mergetta.models.libraries import import_library
 
 
 def load_timm(name: str, checkpoint: str | Path | None) -> Family:
@@ -22,7 +22,7 @@ def load_timm(name: str, checkpoint: str | Path | None) -> Family:
     else:
         source = f"The checkpoint {checkpoint} of 'timm:{name}'"
         model = fitted(lambda classes: build_timm(name, classes), read_tensors(checkpoint), source)
-    facts = import_timm().data.resolve_model_data_config(model)
+    facts = import_library("timm").data.resolve_model_data_config(model)
     preprocessing = Preprocessing(tuple(facts["mean"]), tuple(facts["std"]), facts["input_size"][-1])
     outputs = find_classifier(model).out_features
     options = {"classes": outputs}
@@ -49,16 +49,7 @@ def pretrained(name: str) -> nn.Module:
 
 def create(name: str, **keywords: Any) -> nn.Module:
     """Names that would make timm look elsewhere (hf-hub:, local-dir:) are refused: files may name models, too."""
-    timm = import_timm()
+    timm = import_library("timm")
     if not timm.is_model(name):
         raise MergettaError(f"timm has no model {name!r}: `timm.list_models()` lists them.")
     return timm.create_model(name, **keywords)
-
-
-def import_timm() -> Any:
-    try:
-        return import_module("timm")
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not belong to this torch
-        raise MergettaError(
-            f"timm cannot be imported ({error}): install mergetta[zoo], with the torchvision made for this torch."
-        ) from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,22 @@ class Watcher:
         if stem is not None:
             return pooled_moments(stem) if pooled else moments(stem, 1)
         raise MergettaError("The model has neither a convolution nor token blocks to take a signature from.")
+
+
+def logits_of(output: Any) -> Tensor:
+    """What a model returns, or `logits` in it where that is a mapping or an object, as in transformers; of a tuple, the
+    first entry.
+    """
+    if isinstance(output, Mapping):
+        output = output.get("logits", next(iter(output.values())) if len(output) == 1 else output)
+    elif isinstance(output, tuple | list) and output:
+        output = output[0]
+    output = getattr(output, "logits", output)
+    if not isinstance(output, Tensor):
+        raise MergettaError(
+            f"The model must return logits, or an object that has them as `logits`, not {type(output)}."
+        )
+    return output
 
 
 def image_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -36,7 +36,7 @@ from mergetta.files import write_atomically
 from mergetta.groups import moment_pairs
 from mergetta.models.discovery import BlockOf, find_classifier, find_groups, open_batch_norms
 from mergetta.models.family import Family
-from mergetta.models.watch import Watcher, image_moments
+from mergetta.models.watch import Watcher, image_moments, logits_of
 from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, PLAIN_FORMAT, PLAIN_OUTPUTS, VERSION, plain_path
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class DeviceModel(nn.Module):
         parts = torch.split(given, [values[mean].shape[0] for mean, _ in self.pairs]) if self.pairs else ()
         shares = {id(values[mean]): part for (mean, _), part in zip(self.pairs, parts, strict=True)}
         TRACED.append(Traced(shares, observe | (given < 1).any(), {}))
-        logits = torch.func.functional_call(self.model, values, ((images - self.mean) / self.std,))
+        logits = logits_of(torch.func.functional_call(self.model, values, ((images - self.mean) / self.std,)))
         seen = TRACED.pop().seen
         none = images.new_zeros(images.shape[0], 0)
         pairs = [
@@ -162,7 +162,7 @@ class PlainModel(DeviceModel):
 
     def forward(self, images: Tensor, groups: list[Tensor]) -> tuple[Tensor, ...]:  # type: ignore[override]
         values = dict(zip(self.names, groups, strict=True))
-        logits = torch.func.functional_call(self.model, values, ((images - self.mean) / self.std,))
+        logits = logits_of(torch.func.functional_call(self.model, values, ((images - self.mean) / self.std,)))
         return logits, self.watcher.features(), self.watcher.signature(pooled=True)
 
 

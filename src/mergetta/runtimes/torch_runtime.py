@@ -16,7 +16,7 @@ from mergetta.errors import MergettaError
 from mergetta.groups import Group, GroupValues, Vector, check_groups
 from mergetta.models.discovery import find_classifier, find_groups, open_batch_norms
 from mergetta.models.family import Family
-from mergetta.models.watch import Watcher, image_moments
+from mergetta.models.watch import Watcher, image_moments, logits_of
 from mergetta.runtimes.base import Classifier, Output, Predict, check_images, shares_of, unfolded
 
 
@@ -110,7 +110,7 @@ class TorchRuntime:
         self._norms.begin(given, moments)
         self.forwarded += len(x)
         try:
-            logits = functional_call(self.model, dict(groups), (x,))  # it writes changed buffers back
+            logits = logits_of(functional_call(self.model, dict(groups), (x,)))  # it writes changed buffers back
             seen = self._norms.moments(len(x)) if moments else None
             return Output(logits, self._watcher.features(), self._watcher.signature().detach(), seen)
         except (RuntimeError, AssertionError) as error:

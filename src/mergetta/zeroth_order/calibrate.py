@@ -2,7 +2,7 @@
 
 Without labels: along each of a few random directions, the slope measured with δ is compared with the one measured with
 2δ. Where rounding (or int8 steps) drowns the difference, the two have nothing to do with each other; where δ is right,
-they agree. The smallest δ whose slopes agree is chosen.
+they agree. The smallest δ whose slopes agree is chosen, and none if they agree nowhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ GRID = tuple(1e-4 * 2**k for k in range(14))
 
 
 class Calibration(NamedTuple):
-    delta: float
+    delta: float | None
+    """None where slopes agree at no δ: there is nothing to go by."""
     agreement: dict[float, float]
     """δ → correlation of the slopes at δ and at 2δ over the directions."""
 
@@ -50,7 +51,7 @@ def calibrate_delta(
         progress(number, len(GRID))
     agreement = {delta: correlation(slopes[delta], slopes[twice]) for delta, twice in pairwise(GRID)}
     steady = [delta for delta, twice in pairwise(agreement) if min(agreement[delta], agreement[twice]) >= threshold]
-    return Calibration(steady[0] if steady else max(agreement, key=lambda delta: agreement[delta]), agreement)
+    return Calibration(steady[0] if steady else None, agreement)
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:

@@ -18,7 +18,7 @@ from mergetta.errors import MergettaError
 from mergetta.groups import Group, Vector, learnable
 from mergetta.runtimes.torch_runtime import TorchRuntime
 from mergetta.seeds import generator
-from mergetta.zeroth_order.spsa import apply, probe
+from mergetta.zeroth_order.spsa import DELTA, apply, probe
 
 
 class Hybrid(ROID):
@@ -37,7 +37,7 @@ class Hybrid(ROID):
         bundle: Bundle,
         layers: int = 1,
         zo_lr: float = 5e-3,
-        delta: float = 1.0,
+        delta: float = DELTA,
         clamp: float = 5.0,
         optimizer: str = "sgd",
         **options: Any,

@@ -19,7 +19,7 @@ from mergetta.losses.information import information
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Runtime
 from mergetta.seeds import rewind
-from mergetta.zeroth_order.spsa import Step, apply, probe
+from mergetta.zeroth_order.spsa import DELTA, Step, apply, probe
 
 
 class ZOMerge(Adapter):
@@ -38,7 +38,7 @@ class ZOMerge(Adapter):
         bundle: Bundle,
         loss: str | Loss = "roid",
         lr: float = 5e-3,
-        delta: float = 1.0,
+        delta: float = DELTA,
         clamp: float = 5.0,
         seed: int = 0,
         sides: int = 2,
