@@ -396,8 +396,8 @@ class TestRun:
 
     def test_another_folder_with_what_was_learnt(self, run: Callable[..., Result], tmp_path: Path) -> None:
         monday, tuesday = photos(tmp_path / "monday", range(100)), photos(tmp_path / "tuesday", range(90, 130))
-        first = json.loads(run("--images", monday, "--state", "s", "--out", "monday.csv").stdout)
-        again = json.loads(run("--images", tuesday, "--state", "s", "--out", "tuesday.csv").stdout)
+        first = json.loads(run("--images", monday, "--state", "s", "-o", "home=0", "--out", "monday.csv").stdout)
+        again = json.loads(run("--images", tuesday, "--state", "s", "-o", "home=0", "--out", "tuesday.csv").stdout)
         assert (first["images"], again["images"]) == (100, 40)
         assert again["steps"] >= first["steps"] > 0
         photos(monday, (100,))
@@ -444,7 +444,7 @@ class TestDevice:
         np.testing.assert_allclose([row["confidence"] for row in rows], found.max(axis=1), atol=1e-6)
         frame = device.predict(pixels[0].repeat(3, axis=0)[..., 0])
         assert frame.shape == (10,) and frame.argmax() == labels[0] and np.isclose(frame.sum(), 1)
-        assert device.status().steps == 2 and set(device.status().weights) == {"stream", "source model"}
+        assert device.status().phase == SETTLED and set(device.status().weights) == {"stream", "source model"}
 
     def test_the_documented_lines(self, deployed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, documented in (("m.onnx", "model.onnx"), ("b.safetensors", "bundle.safetensors")):

@@ -14,6 +14,7 @@ from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.runtimes.onnx_runtime import OnnxRuntime
+from mergetta.zeroth_order.spsa import DELTA
 
 Options = Mapping[str, Any]
 
@@ -30,7 +31,7 @@ def zo_merge(runtime: OnnxRuntime, bundle: Bundle, options: Options) -> Adapter:
     known: dict[str, Any] = {
         "bundle": bundle,
         "loss": bundle.settings.get("loss") or "roid",
-        "delta": float(runtime.metadata.get("delta", 0.1)),
+        "delta": float(runtime.metadata.get("delta", DELTA)),
         "keep_history": 1000,
         "normalise": Normaliser.of_bundle(runtime, bundle),
     }
