@@ -34,7 +34,7 @@ class Fleet:
     """A hub in this process, and one token per role."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.app = create_app(HubSettings.in_folder(folder, build_every=0.05, **options))
+        self.app = create_app(HubSettings.in_folder(folder, **{"build_every": 0.05, "open": True, **options}))
         self.client = TestClient(self.app, raise_server_exceptions=False)
         self.store = self.app.state.hub.store
         self.secrets = {role: self.store.create_token(role, role)[0] for role in ("contribute", "consume", "admin")}
@@ -523,9 +523,9 @@ class TestOperation:
 
     def test_a_restart_forgets_nothing(self, pool: Fleet, tmp_path: Path) -> None:
         before = pool.bundle()
-        other = create_app(HubSettings.in_folder(tmp_path, build_every=0.05))
+        other = create_app(HubSettings.in_folder(tmp_path, build_every=0.05, open=True))
         with TestClient(other) as client:
-            headers = {"Authorization": f"Bearer {pool.secrets['admin']}"}
+            headers = {"Authorization": f"Bearer {pool.secrets['contribute']}"}
             assert client.get(BUNDLE, headers=headers).content == before.to_bytes()
             assert client.post(EXPERTS, headers=headers, content=honest(40).to_bytes()).status_code == 201
             deadline = time.monotonic() + 40
@@ -541,8 +541,9 @@ class TestOperation:
         before = pool.bundle()
         assert_same_merge(before, [honest(seed) for seed in range(40)])
         builder = Builder(pool.store, HubSettings.in_folder(tmp_path))
-        held = builder._catch_up(pool.store.family(FAMILY))
-        again, _ = builder._make(held, pool.store.family(FAMILY).generation, [])
+        family = pool.store.family(FAMILY)
+        held = builder._catch_up(family, builder._empty(family, family_file()))
+        again, _ = builder._make(held, family, [])
         assert again.members is not None and before.members is not None
         assert again.members.listed() == before.members.listed()
         for name, tasks in before.member_tasks.items():
@@ -605,11 +606,11 @@ class TestOperation:
         builder = pool.app.state.hub.builder
         original, calls = builder._catch_up, []
 
-        def fails_once(family: Any) -> Any:
+        def fails_once(family: Any, held: Any) -> Any:
             calls.append(family)
             if len(calls) == 1:
                 raise RuntimeError("a fault")
-            return original(family)
+            return original(family, held)
 
         other = "other-0123456789abcdef"
         pool.call("PUT", f"/v1/families/{other}", content=family_file(other).to_bytes())
