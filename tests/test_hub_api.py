@@ -365,6 +365,65 @@ class TestTrust:
             refused = fleet.call(method, path, role).status_code == 403
             assert refused == (role not in allowed), role
 
+    def test_who_registers_a_family(self, tmp_path: Path) -> None:
+        """Whoever does writes the source model that all experts are merged into."""
+        fleet = Fleet(tmp_path, open=False)
+        fleet.secrets["named"], _ = fleet.store.create_token("named", "contribute", registers=FAMILY)
+        fleet.secrets["other"], _ = fleet.store.create_token("other", "contribute", registers="another")
+        data = family_file().to_bytes()
+        with fleet.client:
+            for role in ("contribute", "other"):
+                answer = fleet.call("PUT", f"/v1/families/{FAMILY}", role, content=data)
+                assert answer.status_code == 403 and "administrator" in answer.json()["detail"]
+            assert fleet.call("GET", "/v1/families").json() == []
+            assert fleet.call("GET", f"/v1/families/{FAMILY}/file").status_code == 404
+            assert fleet.call("PUT", f"/v1/families/{FAMILY}", "named", content=data).status_code == 201
+            assert fleet.call("PUT", f"/v1/families/{FAMILY}", "admin", content=data).status_code == 200
+            assert fleet.call("GET", f"/v1/families/{FAMILY}/file", "contribute").content == data
+
+    def test_a_token_is_approved(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, open=False)
+        with fleet.client:
+            fleet.call("PUT", f"/v1/families/{FAMILY}", content=family_file().to_bytes())
+            assert fleet.upload(honest(0))["state"] == "pending"
+            fleet.settle()
+            assert fleet.states() == {"domain-0": "pending"}
+            token = next(t.id for t in fleet.store.tokens() if t.role == "contribute")
+            assert fleet.call("POST", f"/v1/tokens/{token}/approval", "contribute").status_code == 403
+            assert fleet.call("POST", f"/v1/tokens/{'0' * 12}/approval").status_code == 404
+            assert fleet.call("POST", f"/v1/tokens/{token}/approval").status_code == 204
+            fleet.settle()
+            assert fleet.states() == {"domain-0": "active"}
+
+    def test_how_an_expert_measures_up_is_for_administrators(self, pool: Fleet) -> None:
+        odd = pool.upload(expert_of(-task_vector(1), "odd"))
+        assert odd["norm"] is None
+        pool.settle()
+        for path in (f"/v1/experts/{odd['id']}", f"{EXPERTS}?state=quarantined"):
+            for role in ("consume", "contribute"):
+                found = pool.call("GET", path, role).json()
+                found = found if isinstance(found, dict) else found[0]
+                assert (found["norm"], found["reason"]) == (None, "it is unlike the others")
+        assert pool.call("GET", f"/v1/families/{FAMILY}/similarity", "contribute").json()["cosines"] == []
+        assert pool.call("GET", f"/v1/experts/{odd['id']}").json()["norm"] > 0
+
+    def test_leaving_out_gives_no_single_expert_away(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, open=False)
+        with fleet.client:
+            fleet.call("PUT", f"/v1/families/{FAMILY}", content=family_file().to_bytes())
+            for seed in range(4):
+                fleet.secrets[f"c{seed}"], _ = fleet.store.create_token(f"c{seed}", "contribute", approved=True)
+                fleet.upload(honest(seed, "fog"), f"c{seed}")
+            fleet.upload(honest(9, "snow"), "c0")
+            fleet.settle()
+            assert fleet.bundle(exclude="fog").settings["experts"] == 1
+            for query in ({"exclude": "snow"}, {"exclude": ["fog", "snow"]}):
+                answer = fleet.call("GET", BUNDLE, "consume", params=query)
+                assert answer.status_code == 403 and "'snow'" in answer.json()["detail"]
+            fleet.secrets["consume"] = fleet.secrets["c0"]
+            assert fleet.bundle(exclude_own=True).settings["experts"] == 3
+            assert fleet.bundle(exclude="nothing").settings["experts"] == 5
+
     def test_contributors_retire_only_their_own(self, pool: Fleet) -> None:
         mine = pool.upload(honest(0))["id"]
         others = pool.upload(honest(30), "admin")["id"]

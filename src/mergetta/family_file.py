@@ -50,6 +50,15 @@ class FamilyFile:
         groups = {name: np.asarray(vector) for name, vector in runtime.groups.items()}
         return cls(runtime.family, groups, paper_frozen(runtime.structure), note, preprocessing or {})
 
+    def check_base(self, groups: GroupValues) -> None:
+        """Raise unless these are the base groups, value by value."""
+        for name in sorted({*self.base, *groups}):
+            if name not in self.base or name not in groups or not np.array_equal(self.base[name], groups[name]):
+                raise MergettaError(
+                    f"The family {self.family!r} was registered with another source model than this one: its group "
+                    f"{name!r} differs. Tell the hub's administrator; nothing was uploaded."
+                )
+
     def to_bytes(self) -> bytes:
         header = {
             "family": self.family,

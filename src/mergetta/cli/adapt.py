@@ -111,15 +111,13 @@ def hybrid_options(
 
 
 def share(client: HubClient, expert: Expert, runtime: TorchRuntime, source: Family) -> dict[str, Any]:
-    """Upload an expert; the first one of a family brings the family along."""
-    from mergetta.device.hub_client import HubError
+    """Upload an expert, if the hub merges it into the same source model; the first one brings the family along."""
     from mergetta.family_file import FamilyFile
 
-    try:
+    known = client.family_file(runtime.family)
+    if known is not None:
+        FamilyFile.from_bytes(known, "the hub's family file").check_base(runtime.groups)
         return client.upload_expert(expert)
-    except HubError as error:
-        if error.status != 404:
-            raise
     note = " ".join([source.architecture, *(f"{key}={value}" for key, value in source.options.items())])
     file = FamilyFile.of_runtime(runtime, note, dataclasses.asdict(source.preprocessing))
     client.register_family(file.to_bytes())

@@ -63,12 +63,13 @@ def command(
     )
 
 
-def download(family: str, out: Path, hub: str, token: str | None, verify_key: str | None, ca: Path | None) -> None:
-    from mergetta.device.hub_client import HubClient, read_key
+def download(
+    family: str, out: Path, hub: str, token: str | None, verify_keys: list[str] | None, ca: Path | None
+) -> None:
+    from mergetta.cli.run import client_of
     from mergetta.files import write_atomically
 
-    client = HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
-    fetched = client.bundle(family)
+    fetched = client_of(hub, token, ca, verify_keys).bundle(family)
     assert fetched is not None  # only a conditional request can be answered with nothing
     write_atomically(out, fetched.data)
     Console().print(

@@ -9,7 +9,7 @@ import logging
 import platform
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -28,7 +28,8 @@ LINK = ("verify_key", "ca", "device", "hub_folder", "refresh", "exclude", "exclu
 Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
 Authorities = Annotated[Path | None, typer.Option(help="Certificate authorities to trust (default: the system's).")]
 VerifyKey = Annotated[
-    str | None, typer.Option(help="The hub's public key (base64, or a file): take only bundles signed by it.")
+    list[str] | None,
+    typer.Option(help="A public key of the hub (base64, or a file): take only bundles signed by one of those given."),
 ]
 
 
@@ -113,11 +114,11 @@ def command(
     report(agent.summary, out, json)
 
 
-def client_of(hub: str, token: str | None, ca: Path | None, verify_key: str | None) -> HubClient:
+def client_of(hub: str, token: str | None, ca: Path | None, verify_keys: Sequence[str] | None) -> HubClient:
     from mergetta.device.hub_client import HubClient, read_key
 
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of every retry, for days
-    return HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
+    return HubClient(hub, token, ca=ca, verify_keys=[read_key(key) for key in verify_keys or ()])
 
 
 def report(summary: Summary, out: Path, json: bool) -> None:

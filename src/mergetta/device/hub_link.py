@@ -136,7 +136,7 @@ class HubLink:
         """(bundle, its id, whether the hub gave it) for a start without the bundle that the state wants, if any."""
         try:
             if id:
-                self._take(self.client.blob(self.family, id))
+                self._take(self.client.blob(self.family, id), any_age=True)
             else:
                 self._fetch()
             if self._newer is None:
@@ -158,8 +158,10 @@ class HubLink:
         if fetched is not None:
             self._take(fetched)
 
-    def _take(self, fetched: Fetched) -> None:
+    def _take(self, fetched: Fetched, any_age: bool = False) -> None:
         self._check(fetched.bundle)
+        if not any_age:
+            self._check_age(fetched.bundle)
         with self._lock:
             self.cache.put(fetched.id, fetched.data)
             self._newer = fetched.bundle, fetched.id
@@ -170,6 +172,15 @@ class HubLink:
             check_groups(bundle.merge(), bundle.base if self.groups is None else self.groups, "The hub's bundle")
         except MergettaError as error:
             raise BundleRefused(str(error)) from error
+
+    def _check_age(self, bundle: Bundle) -> None:
+        """Refuse what has expired, or is older than a bundle that we had: its signature does not tell."""
+        held = [cached for id in self.cache.newest_first() if (cached := self._cached(id))]
+        if age(bundle) < max(map(age, held), default=(0, 0)):
+            raise BundleRefused("The hub's bundle is older than the one that this device has.")
+        expires = bundle.settings.get("expires")
+        if isinstance(expires, (int, float)) and expires < time.time():
+            raise BundleRefused("The hub's bundle has expired.")
 
     def _cached(self, id: str) -> Bundle | None:
         """From the cache, with the same suspicion as from the hub."""
@@ -216,6 +227,12 @@ class HubLink:
         if problem is not None:
             log.warning("%s", text)
             self.refused += isinstance(problem, BundleRefused)
+
+
+def age(bundle: Bundle) -> tuple[int, int]:
+    """Larger for a newer bundle of a hub."""
+    epoch, generation = (bundle.settings.get(name, 0) for name in ("epoch", "generation"))
+    return (epoch, generation) if isinstance(epoch, int) and isinstance(generation, int) else (0, 0)
 
 
 class BundleCache:

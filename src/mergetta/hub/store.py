@@ -229,6 +229,14 @@ class Store(BundleStore, TokenStore, ReportStore):
             rows = connection.execute(sa.select(experts).where(experts.c.id.in_(chosen))).all()
         return [record(ExpertRecord, row) for row in rows]
 
+    def contributors(self, family: str, domains: Iterable[str]) -> dict[str, int]:
+        """How many tokens have contributed the active experts of each of these domains, if any."""
+        number = sa.func.count(sa.distinct(experts.c.token))
+        mine = (experts.c.family == family, experts.c.state == ACTIVE, experts.c.domain.in_(list(domains)))
+        query = sa.select(experts.c.domain, number).where(*mine).group_by(experts.c.domain)
+        with reachable(), self.database.read() as connection:
+            return {row[0]: row[1] for row in connection.execute(query).all()}
+
     def counts(self, family: str) -> dict[str, int]:
         """Experts per state."""
         query = sa.select(experts.c.state, sa.func.count()).where(experts.c.family == family)
