@@ -1,4 +1,4 @@
-"""`mergetta hub`: serve, tokens, keys, demo."""
+"""`mergetta hub`: serve, tokens, keys, check, backup and restore, demo."""
 
 from __future__ import annotations
 
@@ -207,6 +207,64 @@ def opened(folder: Path, database: str | None, blobs: str | None) -> Store:
 
 def day(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
+
+
+@app.command("check")
+def check(
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended.")] = False,
+) -> None:
+    """Read everything that is stored, and say what is missing, damaged or named by nobody.
+
+    Example: `mergetta hub check --repair`
+    """
+    from mergetta.hub import upkeep
+
+    found = upkeep.check(opened(folder, database, blobs), repair)
+    for finding in found:
+        typer.echo(f"{finding.problem}: {finding.remedy}")
+    typer.echo(f"{len(found)} problems" if found else "all is as it should be")
+    if found and not repair:
+        raise typer.Exit(1)
+
+
+@app.command("backup")
+def backup(
+    out: Annotated[Path, typer.Argument(help="A new folder for the copy.")],
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+) -> None:
+    """Copy a hub's data as it is at this moment, while the hub runs; PostgreSQL and S3 too.
+
+    Example: `mergetta hub backup copies/monday --folder hub`
+    """
+    from mergetta.hub import upkeep
+
+    missing = upkeep.backup(opened(folder, database, blobs), opened(out, None, None))
+    typer.echo(f"{out}: a copy" + (f", without {missing} contents that are lost" if missing else ""))
+
+
+@app.command("restore")
+def restore(
+    source: Annotated[Path, typer.Argument(help="The folder that `backup` wrote.")],
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+) -> None:
+    """Fill an empty hub from a copy. Its bundles are built again when it starts, and devices take them for newer.
+
+    Example: `mergetta hub restore copies/monday --folder new-hub`
+    """
+    from mergetta.errors import MergettaError
+    from mergetta.hub import upkeep
+
+    if not (source / "hub.db").is_file():
+        raise MergettaError(f"{source} is not a copy of a hub: there is no hub.db.")
+    missing = upkeep.restore(opened(source, None, None), opened(folder, database, blobs))
+    typer.echo(f"restored from {source}" + (f", without {missing} contents that are lost" if missing else ""))
 
 
 @app.command("demo")

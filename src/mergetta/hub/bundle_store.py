@@ -54,6 +54,8 @@ class BundleStore(Storage):
         with reachable(), self.database.write() as connection:
             if connection.execute(bundles.delete().where(*same)).rowcount:
                 self._change(connection, bundle.family)
+        with reachable():
+            self.blobs.delete(bundle.id)
 
     def publish(
         self,

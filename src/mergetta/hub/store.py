@@ -35,6 +35,9 @@ from mergetta.hub.token_store import TokenStore
 from mergetta.hub.validation import FURTHEST, check_expert, check_family
 from mergetta.merging.build import check_experts
 
+PROBE = b"mergetta"
+"""Written to see whether blobs can be."""
+
 
 class Store(BundleStore, TokenStore, ReportStore):
     def __init__(
@@ -59,7 +62,7 @@ class Store(BundleStore, TokenStore, ReportStore):
         with reachable():
             with self.database.read() as connection:
                 connection.execute(sa.select(sa.func.count()).select_from(families))
-            self.put_blob(b"mergetta")
+            self.put_blob(PROBE)
 
     def put_family(self, data: bytes, family: str) -> bool:
         """Register a family; True if it is new. The same file again changes nothing."""
@@ -185,6 +188,14 @@ class Store(BundleStore, TokenStore, ReportStore):
         if connection.execute(held.where(*mine)).scalar_one() >= self.limits.experts_per_token:
             most = self.limits.experts_per_token
             raise Refused(f"This token has {most} experts of this family, the most that it may have: retire some.")
+
+    def forget_expert(self, expert: ExpertRecord) -> None:
+        """As if it had never been uploaded."""
+        with reachable(), self.database.write() as connection:
+            if connection.execute(experts.delete().where(experts.c.id == expert.id)).rowcount:
+                self._change(connection, expert.family)
+        with reachable():
+            self.blobs.delete(expert.id)
 
     def find_expert(self, expert: str) -> ExpertRecord | None:
         with reachable(), self.database.read() as connection:
