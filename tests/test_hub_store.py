@@ -274,10 +274,10 @@ class StoreContract:
         with pytest.raises(NotThere):
             registered.blob(retired.id)
         assert registered.add_expert(FAMILY, honest(2).to_bytes(), "t")[0].state == RETIRED
-        registered.publish(FAMILY, Variant(), 1, bundle_of(1), SUMMARY, unsigned)
+        registered.publish(FAMILY, Variant(), 1, bundle_of(301), SUMMARY, unsigned)
         family = registered.family(FAMILY)
         registered.delete_family(FAMILY)
-        for digest in (expert.id, family.blob, digest_of(bundle_of(1).to_bytes())):
+        for digest in (expert.id, family.blob, digest_of(bundle_of(301).to_bytes())):
             with pytest.raises(NotThere):
                 registered.blob(digest)
 
@@ -286,13 +286,13 @@ class StoreContract:
         first, _ = registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
         registered.add_expert(FAMILY, honest(2).to_bytes(), "t")
         with pytest.raises(Refused, match="2 experts of this family"):
-            registered.add_expert(FAMILY, honest(3).to_bytes(), "t")
+            registered.add_expert(FAMILY, honest(303).to_bytes(), "t")
         with pytest.raises(NotThere):
-            registered.blob(digest_of(honest(3).to_bytes()))  # nothing is left of it
+            registered.blob(digest_of(honest(303).to_bytes()))  # nothing is left of it
         assert not registered.add_expert(FAMILY, honest(1).to_bytes(), "t")[1]
         registered.add_expert(FAMILY, honest(4).to_bytes(), "another")
         registered.decide(first.id, RETIRED, "")
-        assert registered.add_expert(FAMILY, honest(3).to_bytes(), "t")[1]
+        assert registered.add_expert(FAMILY, honest(303).to_bytes(), "t")[1]
         report = {"family": FAMILY, "device": "a", "time": 1.0}
         registered.add_reports([report, {**report, "time": 2.0}], "t")
         with pytest.raises(Refused, match="1 devices"):
@@ -321,10 +321,10 @@ class StoreContract:
 
         monkeypatch.setattr(registered, "put_blob", slowly)
         with pytest.raises(Refused, match="revoked"):
-            registered.add_expert(FAMILY, honest(1).to_bytes(), token.id)
+            registered.add_expert(FAMILY, honest(304).to_bytes(), token.id)
         assert registered.experts(FAMILY) == []
         with pytest.raises(NotThere):
-            registered.blob(digest_of(honest(1).to_bytes()))
+            registered.blob(digest_of(honest(304).to_bytes()))
 
     def test_voices_are_shared_out(self, registered: Store) -> None:
         for seed in range(6):
