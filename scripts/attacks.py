@@ -2,10 +2,10 @@
 
 python scripts/attacks.py            # fashion-bn, severity 5, mean of fog, gaussian noise and pixelate; a few minutes
 
-Honest experts are those of the 14 other domains, one contributor each unless told. Crafted ones raise the error on other
-images of the targets as far as the screening lets them: norm and direction of honest experts, as a whole and in each
-layer. `merge` is the error of the bundle's start with the statistics of batches of 200, as in the paper; `device` that of
-race-merge with its default settings, in batches of 64.
+Honest experts are those of the 14 other domains, one contributor each unless told. Crafted ones raise the error on
+other images of the targets as far as the screening lets them: norm and direction of honest experts, as a whole and in
+each layer. `merge` is the error of the bundle's start with the statistics of batches of 200, as in the paper; `device`
+that of race-merge with its default settings, in batches of 64.
 """
 
 from __future__ import annotations
@@ -225,7 +225,8 @@ def main(wanted: str = "") -> None:
     pools = {target: [e for domain, e in experts.items() if domain != target] for target in TARGETS}
     attackers = {target: Attacker(pool) for target, pool in pools.items()}
     crafted = {target: attacker.craft() for target, attacker in attackers.items()}
-    print("| attack | honest active / out | evil active / quarantined / waiting | merge | device |\n|---|---|---|---:|---:|")
+    print("| attack | honest active / out | evil active / quarantined / waiting | merge | device |")
+    print("|---|---|---|---:|---:|")
     for name, attack, is_open in attacks():
         if wanted not in name:
             continue

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mergetta import Bundle, Expert, build_bundle
+from mergetta.groups import learnable
 from mergetta.hub.builder import EXACT, Builder
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
 from mergetta.hub.settings import HubSettings, Limits
@@ -90,6 +91,21 @@ class TestWeights:
         weights, number = shop.builder._held[FAMILY].weights, EXACT + 20
         assert weights["few"] == 1.0
         assert weights["many"] != 1 / number and abs(weights["many"] * number - 1) <= 1 / 8
+
+    def test_nobody_gains_by_being_long(self, shop: Workshop) -> None:
+        """Twice as long is not odd yet, and is merged as if it were about as long as the others."""
+        for seed in range(5):
+            shop.upload(honest(seed), f"t{seed}")
+        shop.build()
+        long = shop.upload(expert_of(2 * task_vector(9)), "long")
+        shop.build()
+        assert shop.store.expert(long).reason == ""
+        found = shop.bundle().member_tasks
+        lengths = np.sqrt(sum((found[name] ** 2).sum(axis=1) for name in learnable(BASE)))
+        assert 1.0 < lengths[5] / np.median(lengths[:5]) < 1.4
+        shop.store.decide(long, RETIRED, "")
+        shop.build()
+        assert_merged(shop.bundle(), [honest(seed) for seed in range(5)], [f"t{seed}" for seed in range(5)])
 
     def test_fifty_evil_uploads_are_one_voice(self, shop: Workshop) -> None:
         for seed in range(6):

@@ -15,15 +15,16 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mergetta.bundle import Bundle
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
-from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, ExpertRecord, FamilyRecord, Variant
-from mergetta.hub.screening import fair, layout, screen
+from mergetta.groups import learnable
+from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, FamilyRecord, Variant
+from mergetta.hub.screening import fair, layout, screen, usual_length
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.storage import Damaged, NotThere, Unavailable
 from mergetta.hub.store import Store
@@ -40,6 +41,9 @@ RESCREEN = 1000
 EXACT = 64
 """Experts of one contributor up to which their weights are exact. Of more they are right within an eighth, so that one
 more expert does not cost more and more."""
+LONGEST = 1.2
+"""Task vectors are shortened to so many times the usual length (norm bounding; Sun et al. 2019, Can you really backdoor
+federated learning?): nobody gains by being long."""
 SWEEP = 3600.0
 """Seconds between two looks for what is kept no longer."""
 DRIFT = 1e-9
@@ -53,6 +57,9 @@ class Entry(NamedTuple):
     domain: str
     method: str
     token: str
+    norm: float
+    length: float
+    """Of its task vector in the merge, as a share of its own."""
 
     def is_left_out(self, variant: Variant) -> bool:
         return self.domain in variant.domains or (variant.token is not None and self.token == variant.token)
@@ -71,6 +78,11 @@ class Held:
     """Of each contributor's experts: one, shared."""
     synced: int = 0
     """The generation up to which changes have been applied."""
+
+
+def share(norm: float, usual: float) -> float:
+    """How much of a task vector is merged; all of it where there is no usual length."""
+    return LONGEST * usual / norm if 0 < LONGEST * usual < norm else 1.0
 
 
 class Builder:
@@ -187,6 +199,7 @@ class Builder:
             held = self._empty(family, self.store.family_file(family.id))
         self._screen(family, held.file)
         held = self._catch_up(family, held)
+        self._held[family.id] = held
         whole: tuple[Bundle, dict[str, Any]] | None = None
         for variant in [Variant(), *stale]:
             out = [expert for expert, entry in held.entries.items() if entry.is_left_out(variant)]
@@ -225,39 +238,49 @@ class Builder:
         other experts of contributors whose number of experts changed.
         """
         changed = {e.id: e for e in self.store.experts(family.id, revision=held.synced)}
-        for expert in [name for name in held.entries if name in changed and changed[name].state != ACTIVE]:
-            held.pool.remove(expert, self._expert(expert))
-            del held.entries[expert]
+        usual = usual_length(self.store.voices(family.id, YARDSTICK)) if self.settings.screen else 0.0
+        again = {name: e._replace(length=share(e.norm, usual)) for name, e in held.entries.items()}
+        again = {name: e for name, e in again.items() if e != held.entries[name]}
+        out = {name for name in held.entries if name in changed and changed[name].state != ACTIVE}
+        for name in [name for name in held.entries if name in out or name in again]:
+            held.pool.remove(name, self._expert(held, name))
+            del held.entries[name]
         if held.pool.drift > DRIFT:  # something very large has come and gone: sum what is left anew
             changed = {e.id: e for e in self.store.experts(family.id, (ACTIVE,))}
-            held = self._empty(family, held.file)
-        missing = [e for e in changed.values() if e.state == ACTIVE and e.id not in held.entries]
-        numbers = Counter([*(entry.token for entry in held.entries.values()), *(e.token for e in missing)])
+            held, again = self._empty(family, held.file), {}
+        missing = {name: entry for name, entry in again.items() if name not in out}
+        for e in changed.values():
+            if e.state == ACTIVE and e.id not in held.entries:
+                missing[e.id] = Entry(e.domain, e.method, e.token, e.norm, share(e.norm, usual))
+        self._reweigh(family, held, missing)
+        for i in range(0, len(missing), CHUNK):
+            self._add(held, dict(list(missing.items())[i : i + CHUNK]))
+            self.store.lease(family.id, self.owner, LEASE)
+        held.synced = family.generation
+        return held
+
+    def _reweigh(self, family: FamilyRecord, held: Held, missing: Mapping[str, Entry]) -> None:
+        """Share out each contributor's weight among its experts, those that are to come among them."""
+        numbers = Counter(entry.token for entry in (*held.entries.values(), *missing.values()))
         before, held.weights = held.weights, {}
         for token, number in numbers.items():
             exact = number <= EXACT or abs(number * before.get(token, 0.0) - 1) > 1 / 8
             held.weights[token] = 1 / number if exact else before[token]
-        old = [name for name, entry in held.entries.items() if held.weights[entry.token] != before[entry.token]]
-        for i, name in enumerate(old):
-            held.pool.reweigh({name: self._expert(name)}, held.weights[held.entries[name].token])
+        for i, (name, entry) in enumerate(held.entries.items()):
+            if held.weights[entry.token] != before[entry.token]:
+                held.pool.reweigh({name: self._expert(held, name)}, held.weights[entry.token])
             if i % CHUNK == 0:
                 self.store.lease(family.id, self.owner, LEASE)
-        for i in range(0, len(missing), CHUNK):
-            self._add(held, missing[i : i + CHUNK])
-            self.store.lease(family.id, self.owner, LEASE)
-        held.synced = family.generation
-        self._held[family.id] = held
-        return held
 
-    def _add(self, held: Held, newcomers: Iterable[ExpertRecord]) -> None:
+    def _add(self, held: Held, newcomers: Mapping[str, Entry]) -> None:
         experts: dict[str, Expert] = {}
-        for e in newcomers:
+        for name, entry in newcomers.items():
+            held.entries[name] = entry
             try:
-                experts[e.id] = self._expert(e.id)
+                experts[name] = self._expert(held, name)
             except (NotThere, Damaged) as error:
-                log.error("the expert %s of %s is left out until it is uploaded again: %s", e.id, e.family, error)
-            else:
-                held.entries[e.id] = Entry(e.domain, e.method, e.token)
+                log.error("an expert of %s is left out until it is uploaded again: %s", held.file.family, error)
+                del held.entries[name]
         tokens = {name: held.entries[name].token for name in experts}
         held.pool.add_many(experts, tokens, {name: held.weights[token] for name, token in tokens.items()})
 
@@ -265,8 +288,11 @@ class Builder:
         recipe = self.settings.recipe
         return Held(file, Pool(file.base, recipe.keep, recipe.members), family.created)
 
-    def _expert(self, expert: str) -> Expert:
-        return Expert.from_bytes(self.store.blob(expert))
+    def _expert(self, held: Held, name: str) -> Expert:
+        """As it is merged."""
+        expert, base, length = Expert.from_bytes(self.store.blob(name)), held.file.base, held.entries[name].length
+        shorter = {group: base[group] + length * (expert.groups[group] - base[group]) for group in learnable(base)}
+        return expert if length == 1 else replace(expert, groups={**expert.groups, **shorter})
 
     def _make(self, held: Held, family: FamilyRecord, out: list[str]) -> tuple[Bundle, dict[str, Any]]:
         """A bundle without the experts in `out`, and what people want to see of it."""
@@ -296,7 +322,7 @@ class Builder:
             frozen=held.file.frozen,
             family=held.file.family,
             settings=settings,
-            without={expert: self._expert(expert) for expert in out},
+            without={expert: self._expert(held, expert) for expert in out},
         )
         return bundle, {
             "experts": count,

@@ -110,6 +110,22 @@ def fair(experts: Sequence[ExpertRecord], most: int) -> list[ExpertRecord]:
     return [expert for _, expert in sorted(ranks, key=lambda entry: entry[0])[:most]]
 
 
+def usual_length(experts: Sequence[ExpertRecord]) -> float:
+    """Of task vectors: the median of the contributors' medians, rounded to a power of 1.1, so that few newcomers change
+    it; 0 of none.
+    """
+    of: dict[str, list[float]] = {}
+    for expert in experts:
+        of.setdefault(expert.token, []).append(expert.norm)
+    usual = middle([float(np.median(norms)) for norms in of.values()]) if of else 0.0
+    return float(1.1 ** np.round(np.log(usual) / np.log(1.1))) if usual > 0 else 0.0
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median; of an even number, the lower one."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
 class Yardstick:
     """What the voices say: one per contributor or, where there is a single one, one per expert."""
 
@@ -157,9 +173,8 @@ class Yardstick:
 
     def ratios(self, lengths: Vector, crowd: Vector) -> Vector:
         """To the median of the voices, each of which is a median; of two, to the shorter. 1 where that is nothing."""
-        voices = sorted(float(np.median(crowd[self.voice_of == i])) for i in range(self.voice_of.max() + 1))
-        middle = voices[(len(voices) - 1) // 2]
-        return np.asarray(lengths / middle if middle > 0 else np.ones_like(lengths))
+        usual = middle([float(np.median(crowd[self.voice_of == i])) for i in range(self.voice_of.max() + 1)])
+        return np.asarray(lengths / usual if usual > 0 else np.ones_like(lengths))
 
     def cosines(self, experts: Sequence[ExpertRecord], sketches: Vector, part: slice) -> Vector:
         """Of each expert, the median over the voices of its mean cosine with the voice's experts other than itself."""
