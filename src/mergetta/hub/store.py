@@ -20,6 +20,7 @@ from mergetta.hub.bundle_store import BundleStore
 from mergetta.hub.database import Database
 from mergetta.hub.records import (
     ACTIVE,
+    ADMIN,
     PENDING,
     QUARANTINED,
     RETIRED,
@@ -180,9 +181,12 @@ class Store(BundleStore, TokenStore, ReportStore):
         if connection is None:
             with reachable(), self.database.read() as connection:
                 return self._admit(family, token, connection)
-        row = sa.select(tokens.c.revoked).where(tokens.c.id == token).with_for_update(read=True)  # revoking waits
-        if connection.execute(row).scalar() is not None:
+        query = sa.select(tokens.c.revoked, tokens.c.role).where(tokens.c.id == token)
+        row = connection.execute(query.with_for_update(read=True)).first()  # revoking waits
+        if row is not None and row.revoked is not None:
             raise Refused("This token has been revoked.")
+        if row is not None and row.role == ADMIN:
+            return
         held = sa.select(sa.func.count()).select_from(experts)
         mine = (experts.c.family == family, experts.c.token == token, experts.c.state != RETIRED)
         if connection.execute(held.where(*mine)).scalar_one() >= self.limits.experts_per_token:
