@@ -52,7 +52,7 @@ def serve(
         bool, typer.Option("--open", help="For a lab: merge uploads of tokens that nobody has approved.")
     ] = False,
     bundle_days: Annotated[
-        float | None, typer.Option(min=0.01, help="Devices refuse a bundle that is older (default: never).")
+        float | None, typer.Option(min=1, help="Devices refuse a bundle that is older (default: never).")
     ] = None,
     keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
     max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,

@@ -164,7 +164,7 @@ class Builder:
                 log.exception("the bundle of %s cannot be built; it will be tried again in %.0f s", family.id, pause)
 
     def _look_at(self, family: FamilyRecord) -> None:
-        if self._swept.get(family.id, 0.0) < time.monotonic() - SWEEP:
+        if self._swept.get(family.id, -SWEEP) <= time.monotonic() - SWEEP:
             self._sweep(family)
             family = self.store.family(family.id)
             self._swept[family.id] = time.monotonic()
@@ -224,7 +224,7 @@ class Builder:
         found = self.store.experts(family.id, (PENDING, ACTIVE, QUARANTINED) if whole else (PENDING,))
         suspects = [e for e in found if not e.decided and e.token not in waiting]
         if whole:
-            voices = [e for e in found if e.state != QUARANTINED if e.decided] + suspects
+            voices = [*(e for e in found if e.decided and e.state != QUARANTINED), *suspects]
         else:
             voices = self.store.voices(family.id, YARDSTICK)
         reasons = screen(fair(voices, YARDSTICK), suspects, layout(file.base)) if self.settings.screen else {}
@@ -266,10 +266,14 @@ class Builder:
         for token, number in numbers.items():
             exact = number <= EXACT or abs(number * before.get(token, 0.0) - 1) > 1 / 8
             held.weights[token] = 1 / number if exact else before[token]
-        for i, (name, entry) in enumerate(held.entries.items()):
+        others: dict[str, list[str]] = {}
+        for name, entry in held.entries.items():
             if held.weights[entry.token] != before[entry.token]:
-                held.pool.reweigh({name: self._expert(held, name)}, held.weights[entry.token])
-            if i % CHUNK == 0:
+                others.setdefault(entry.token, []).append(name)
+        for token, names in others.items():
+            for i in range(0, len(names), CHUNK):
+                experts = {name: self._expert(held, name) for name in names[i : i + CHUNK]}
+                held.pool.reweigh(experts, held.weights[token])
                 self.store.lease(family.id, self.owner, LEASE)
 
     def _add(self, held: Held, newcomers: Mapping[str, Entry]) -> None:

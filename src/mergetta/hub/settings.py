@@ -65,7 +65,7 @@ class HubSettings(BaseModel):
     open: bool = False
     """For a lab whose contributors trust one another: every token's uploads are merged without approval, contributors
     register families, and any domain can be left out of a bundle."""
-    bundle_days: Annotated[float, Field(gt=0)] | None = None
+    bundle_days: Annotated[float, Field(ge=1)] | None = None
     """How long devices take a bundle after it was made; None for ever."""
 
     @classmethod
