@@ -1,7 +1,7 @@
 """Which experts to keep away from the merge: those whose task vector is unlike everybody else's.
 
 Experts of honest devices point in similar directions with similar lengths, whatever their domain (on `fashion-bn`:
-median cosines of 0.5 to 0.7 with the others, lengths within a factor of 1.7; layer by layer, cosines from −0.13 and
+median cosines of 0.5 to 0.7 with the others, lengths within a factor of 1.8; layer by layer, cosines from −0.13 and
 lengths within a factor of 2.6). A flipped, blown-up or random vector does not, nor does one with such a layer.
 
 Every contributor has one voice, however much it has uploaded, and medians of the voices decide: a minority of
