@@ -35,7 +35,7 @@ from mergetta.family_file import FamilyFile
 from mergetta.groups import learnable
 from mergetta.hub.builder import Builder
 from mergetta.hub.records import Variant
-from mergetta.hub.settings import HubSettings
+from mergetta.hub.settings import HubSettings, Limits
 from mergetta.hub.store import Store
 
 
@@ -267,7 +267,7 @@ def scale(most: str = "10000") -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         settings = HubSettings.in_folder(Path(folder))
-        store = Store(settings.database, settings.blobs)
+        store = Store(settings.database, settings.blobs, limits=Limits(experts_per_token=10**6))
         store.put_family(FamilyFile("vit", base).to_bytes(), "vit")
         file = store.family_file("vit")
         builder = Builder(store, settings)

@@ -115,6 +115,8 @@ class StubHub:
             case "PUT", ["families", family]:
                 self.families[family] = body
                 return 201, {}, b"{}"
+            case "GET", ["families", family, "file"] if family in self.families:
+                return 200, {}, self.families[family]
             case "POST", ["families", family, "experts"]:
                 if family not in self.families:
                     return 404, {}, detail(f"There is no family '{family}'.")

@@ -95,7 +95,7 @@ class Running:
 
 
 def hub_app(folder: Path) -> tuple[FastAPI, dict[str, str]]:
-    app = create_app(HubSettings.in_folder(folder, build_every=0.2))
+    app = create_app(HubSettings.in_folder(folder, build_every=0.2, open=True))
     store = app.state.hub.store
     return app, {role: store.create_token(f"the {role}", role)[0] for role in ("admin", "contribute", "consume")}
 

@@ -34,7 +34,7 @@ class Fleet:
     """A hub in this process, and one token per role."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.app = create_app(HubSettings.in_folder(folder, build_every=0.05, **options))
+        self.app = create_app(HubSettings.in_folder(folder, **{"build_every": 0.05, "open": True, **options}))
         self.client = TestClient(self.app, raise_server_exceptions=False)
         self.store = self.app.state.hub.store
         self.secrets = {role: self.store.create_token(role, role)[0] for role in ("contribute", "consume", "admin")}
@@ -365,6 +365,65 @@ class TestTrust:
             refused = fleet.call(method, path, role).status_code == 403
             assert refused == (role not in allowed), role
 
+    def test_who_registers_a_family(self, tmp_path: Path) -> None:
+        """Whoever does writes the source model that all experts are merged into."""
+        fleet = Fleet(tmp_path, open=False)
+        fleet.secrets["named"], _ = fleet.store.create_token("named", "contribute", registers=FAMILY)
+        fleet.secrets["other"], _ = fleet.store.create_token("other", "contribute", registers="another")
+        data = family_file().to_bytes()
+        with fleet.client:
+            for role in ("contribute", "other"):
+                answer = fleet.call("PUT", f"/v1/families/{FAMILY}", role, content=data)
+                assert answer.status_code == 403 and "administrator" in answer.json()["detail"]
+            assert fleet.call("GET", "/v1/families").json() == []
+            assert fleet.call("GET", f"/v1/families/{FAMILY}/file").status_code == 404
+            assert fleet.call("PUT", f"/v1/families/{FAMILY}", "named", content=data).status_code == 201
+            assert fleet.call("PUT", f"/v1/families/{FAMILY}", "admin", content=data).status_code == 200
+            assert fleet.call("GET", f"/v1/families/{FAMILY}/file", "contribute").content == data
+
+    def test_a_token_is_approved(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, open=False)
+        with fleet.client:
+            fleet.call("PUT", f"/v1/families/{FAMILY}", content=family_file().to_bytes())
+            assert fleet.upload(honest(0))["state"] == "pending"
+            fleet.settle()
+            assert fleet.states() == {"domain-0": "pending"}
+            token = next(t.id for t in fleet.store.tokens() if t.role == "contribute")
+            assert fleet.call("POST", f"/v1/tokens/{token}/approval", "contribute").status_code == 403
+            assert fleet.call("POST", f"/v1/tokens/{'0' * 12}/approval").status_code == 404
+            assert fleet.call("POST", f"/v1/tokens/{token}/approval").status_code == 204
+            fleet.settle()
+            assert fleet.states() == {"domain-0": "active"}
+
+    def test_how_an_expert_measures_up_is_for_administrators(self, pool: Fleet) -> None:
+        odd = pool.upload(expert_of(-task_vector(1), "odd"))
+        assert odd["norm"] is None
+        pool.settle()
+        for path in (f"/v1/experts/{odd['id']}", f"{EXPERTS}?state=quarantined"):
+            for role in ("consume", "contribute"):
+                found = pool.call("GET", path, role).json()
+                found = found if isinstance(found, dict) else found[0]
+                assert (found["norm"], found["reason"]) == (None, "it is unlike the others")
+        assert pool.call("GET", f"/v1/families/{FAMILY}/similarity", "contribute").json()["cosines"] == []
+        assert pool.call("GET", f"/v1/experts/{odd['id']}").json()["norm"] > 0
+
+    def test_leaving_out_gives_no_single_expert_away(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, open=False)
+        with fleet.client:
+            fleet.call("PUT", f"/v1/families/{FAMILY}", content=family_file().to_bytes())
+            for seed in range(4):
+                fleet.secrets[f"c{seed}"], _ = fleet.store.create_token(f"c{seed}", "contribute", approved=True)
+                fleet.upload(honest(seed, "fog"), f"c{seed}")
+            fleet.upload(honest(9, "snow"), "c0")
+            fleet.settle()
+            assert fleet.bundle(exclude="fog").settings["experts"] == 1
+            for query in ({"exclude": "snow"}, {"exclude": ["fog", "snow"]}):
+                answer = fleet.call("GET", BUNDLE, "consume", params=query)
+                assert answer.status_code == 403 and "'snow'" in answer.json()["detail"]
+            fleet.secrets["consume"] = fleet.secrets["c0"]
+            assert fleet.bundle(exclude_own=True).settings["experts"] == 3
+            assert fleet.bundle(exclude="nothing").settings["experts"] == 5
+
     def test_contributors_retire_only_their_own(self, pool: Fleet) -> None:
         mine = pool.upload(honest(0))["id"]
         others = pool.upload(honest(30), "admin")["id"]
@@ -523,9 +582,9 @@ class TestOperation:
 
     def test_a_restart_forgets_nothing(self, pool: Fleet, tmp_path: Path) -> None:
         before = pool.bundle()
-        other = create_app(HubSettings.in_folder(tmp_path, build_every=0.05))
+        other = create_app(HubSettings.in_folder(tmp_path, build_every=0.05, open=True))
         with TestClient(other) as client:
-            headers = {"Authorization": f"Bearer {pool.secrets['admin']}"}
+            headers = {"Authorization": f"Bearer {pool.secrets['contribute']}"}
             assert client.get(BUNDLE, headers=headers).content == before.to_bytes()
             assert client.post(EXPERTS, headers=headers, content=honest(40).to_bytes()).status_code == 201
             deadline = time.monotonic() + 40
@@ -539,10 +598,10 @@ class TestOperation:
             pool.upload(honest(seed))
         pool.settle()
         before = pool.bundle()
-        assert_same_merge(before, [honest(seed) for seed in range(40)])
         builder = Builder(pool.store, HubSettings.in_folder(tmp_path))
-        held = builder._catch_up(pool.store.family(FAMILY))
-        again, _ = builder._make(held, pool.store.family(FAMILY).generation, [])
+        family = pool.store.family(FAMILY)
+        held = builder._catch_up(family, builder._empty(family, family_file()))
+        again, _ = builder._make(held, family, [])
         assert again.members is not None and before.members is not None
         assert again.members.listed() == before.members.listed()
         for name, tasks in before.member_tasks.items():
@@ -605,11 +664,11 @@ class TestOperation:
         builder = pool.app.state.hub.builder
         original, calls = builder._catch_up, []
 
-        def fails_once(family: Any) -> Any:
+        def fails_once(family: Any, held: Any) -> Any:
             calls.append(family)
             if len(calls) == 1:
                 raise RuntimeError("a fault")
-            return original(family)
+            return original(family, held)
 
         other = "other-0123456789abcdef"
         pool.call("PUT", f"/v1/families/{other}", content=family_file(other).to_bytes())

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mergetta import Expert, MergettaError
 from mergetta.device import hub_client
@@ -95,19 +96,23 @@ class TestClient:
             client.bundle(FAMILY)
 
     def test_signatures(self, hub: StubHub, tmp_path: Path) -> None:
-        client = HubClient(hub.url, verify_key=PUBLIC)
+        client = HubClient(hub.url, verify_keys=[PUBLIC])
         with pytest.raises(BundleRefused, match="is not signed, but"):
             client.bundle(FAMILY)
         hub.signature = base64.b64encode(KEY.sign(b"something else")).decode()
-        with pytest.raises(BundleRefused, match="not signed by the key"):
+        with pytest.raises(BundleRefused, match="not signed by a key"):
             client.bundle(FAMILY)
         hub.signature = "%%%"
-        with pytest.raises(BundleRefused, match="not signed by the key"):
+        with pytest.raises(BundleRefused, match="not signed by a key"):
             client.bundle(FAMILY)
         assert HubClient(hub.url).bundle(FAMILY) is not None
         assert hub.bundle is not None
         hub.signature = base64.b64encode(KEY.sign(hub.bundle)).decode()
         assert client.bundle(FAMILY) is not None
+        other = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+        assert HubClient(hub.url, verify_keys=[other, PUBLIC]).bundle(FAMILY) is not None  # while keys change
+        with pytest.raises(BundleRefused, match="not signed by a key"):
+            HubClient(hub.url, verify_keys=[other]).bundle(FAMILY)
 
         assert client.public_key() is None
         hub.key = base64.b64encode(PUBLIC).decode()
@@ -125,7 +130,7 @@ class TestClient:
     def test_signatures_need_cryptography(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
         with pytest.raises(MergettaError, match=r"pip install 'mergetta\[signing\]'"):
-            HubClient("http://hub", verify_key=PUBLIC)
+            HubClient("http://hub", verify_keys=[PUBLIC])
         HubClient("http://hub")
 
     def test_families_and_experts(self, hub: StubHub) -> None:

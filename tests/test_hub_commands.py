@@ -43,6 +43,12 @@ class TestCommands:
         assert result.returncode == 0, result.stderr
         assert (tmp_path / "b.safetensors").read_bytes() == bundle.to_bytes()
         assert id_of(bundle)[:12] in result.stdout
+        file = FamilyFile.from_bytes(hub.families[expert.family])
+        file.base["bn.weight"][0] += 1  # type: ignore[index]
+        hub.families[expert.family], hub.experts = file.to_bytes(), {}
+        refused = mergetta(*adapt, cwd=tmp_path)
+        assert refused.returncode == 2 and hub.experts == {}
+        assert "registered with another source model" in " ".join(refused.stderr.split())
         refused = mergetta("build", "e.safetensors", "--hub", hub.url, "--out", "b.safetensors", cwd=tmp_path)
         assert refused.returncode == 2
         assert "either expert files or --hub" in " ".join(refused.stderr.split())

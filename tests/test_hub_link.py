@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,28 @@ class TestLink:
         assert it.newer() is None
         it.keep(second)
         assert cached(tmp_path) == {second}
+
+    def test_an_older_bundle_is_refused(self, hub: StubHub, link: Callable[..., HubLink]) -> None:
+        """Signed then, it still verifies; but a device does not go back, not even after a restart."""
+
+        def aged(seed: int, epoch: int, generation: int, expires: float | None = None) -> Bundle:
+            bundle = make_bundle(seed)
+            age = {"epoch": epoch, "generation": generation, "expires": expires}
+            return replace(bundle, settings={**bundle.settings, **age})
+
+        held = hub.offer(aged(0, 10, 5))
+        it = link()
+        it.start()
+        for older in (aged(1, 10, 4), aged(2, 9, 99), make_bundle(3), aged(4, 10, 6, expires=1.0)):
+            hub.offer(older)
+            it.sync()
+            assert it.newer() is None
+        assert it.refused == 2  # older ones are told of once
+        assert id_of(link().start()) == held
+        newer = hub.offer(aged(5, 11, 1, expires=time.time() + 100))
+        it.sync()
+        found = it.newer()
+        assert found is not None and found[1] == newer
 
     def test_starts_offline_from_the_cache(
         self, hub: StubHub, link: Callable[..., HubLink], tmp_path: Path, caplog: pytest.LogCaptureFixture

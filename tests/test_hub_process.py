@@ -116,13 +116,13 @@ def test_tls_and_signatures(tmp_path: Path) -> None:
     options += ("--signing-key", str(tmp_path / "signing.pem"))
     hub = Serving(tmp_path / "hub", *options, scheme="https", ca=certificate)
     try:
-        client = hub.client(verify_key=read_key(signer.public_key))
+        client = hub.client(verify_keys=[read_key(signer.public_key)])
         client.register_family(family_file().to_bytes())
         client.upload_expert(honest(1))
         assert wait_for_bundle(client, 1).family == FAMILY
         impostor = Signer.create(tmp_path / "other.pem").public_key
         with pytest.raises(HubError, match="sign"):
-            hub.client(verify_key=read_key(impostor)).bundle(FAMILY)
+            hub.client(verify_keys=[read_key(impostor)]).bundle(FAMILY)
         with pytest.raises(HubError):
             HubClient(hub.url, hub.token, retries=0).public_key()  # a certificate that nobody vouches for
     finally:

@@ -13,7 +13,8 @@ import pytest
 from mergetta import Bundle, Expert, MergettaError, build_bundle
 from mergetta.hub.blobs import Blobs, digest_of
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
-from mergetta.hub.storage import Conflict, NotThere, Unavailable
+from mergetta.hub.settings import Limits
+from mergetta.hub.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 from mergetta.hub.store import Store
 
 from .hub_parts import BASE, FAMILY, expert_of, family_file, honest, postgres, s3, task_vector
@@ -225,7 +226,7 @@ class StoreContract:
             registered.blob("0" * 64)
         digest = registered.put_blob(b"right")
         registered.blobs._system.pipe_file(registered.blobs.path(digest), b"wrong")
-        with pytest.raises(Unavailable, match="damaged"):
+        with pytest.raises(Damaged, match="damaged"):
             registered.blob(digest)
 
     def test_concurrent_first_requests(self, registered: Store) -> None:
@@ -262,6 +263,75 @@ class StoreContract:
         assert registered.put_family(family_file().to_bytes(), FAMILY)
         assert registered.experts(FAMILY) == []
 
+    def test_what_belongs_to_the_gone_is_deleted(self, registered: Store) -> None:
+        expert, _ = registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
+        retired, _ = registered.add_expert(FAMILY, honest(2).to_bytes(), "t")
+        registered.decide(retired.id, RETIRED, "")
+        registered.forget_retired(FAMILY)
+        assert registered.blob(retired.id)  # not yet: builders take it out of their pools first
+        registered.limits = Limits(retired_days=0)
+        registered.forget_retired(FAMILY)
+        with pytest.raises(NotThere):
+            registered.blob(retired.id)
+        assert registered.add_expert(FAMILY, honest(2).to_bytes(), "t")[0].state == RETIRED
+        registered.publish(FAMILY, Variant(), 1, bundle_of(301), SUMMARY, unsigned)
+        family = registered.family(FAMILY)
+        registered.delete_family(FAMILY)
+        for digest in (expert.id, family.blob, digest_of(bundle_of(301).to_bytes())):
+            with pytest.raises(NotThere):
+                registered.blob(digest)
+
+    def test_a_token_has_a_quota(self, registered: Store) -> None:
+        registered.limits = Limits(experts_per_token=2, devices_per_token=1)
+        first, _ = registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
+        registered.add_expert(FAMILY, honest(2).to_bytes(), "t")
+        with pytest.raises(Refused, match="2 experts of this family"):
+            registered.add_expert(FAMILY, honest(303).to_bytes(), "t")
+        with pytest.raises(NotThere):
+            registered.blob(digest_of(honest(303).to_bytes()))  # nothing is left of it
+        assert not registered.add_expert(FAMILY, honest(1).to_bytes(), "t")[1]
+        registered.add_expert(FAMILY, honest(4).to_bytes(), "another")
+        registered.decide(first.id, RETIRED, "")
+        assert registered.add_expert(FAMILY, honest(303).to_bytes(), "t")[1]
+        report = {"family": FAMILY, "device": "a", "time": 1.0}
+        registered.add_reports([report, {**report, "time": 2.0}], "t")
+        with pytest.raises(Refused, match="1 devices"):
+            registered.add_reports([{**report, "device": "b"}], "t")
+        assert [device.device for device in registered.devices(FAMILY)] == ["a"]
+
+    def test_devices_that_are_gone_are_forgotten(self, registered: Store) -> None:
+        registered.add_reports([{"family": FAMILY, "device": "a", "time": 1.0}], "t")
+        registered.forget_devices(FAMILY)
+        assert len(registered.devices(FAMILY)) == 1
+        registered.limits = Limits(device_days=1e-9)
+        registered.forget_devices(FAMILY)
+        assert registered.devices(FAMILY) == [] and registered.reports(FAMILY, "a") == []
+
+    def test_a_token_that_is_revoked_during_its_upload(
+        self, registered: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A slow upload was let in, and ends when its token is revoked: what it brings is not taken."""
+        _, token = registered.create_token("slow", "contribute")
+        put = registered.put_blob
+
+        def slowly(data: bytes) -> str:
+            registered.revoke_token(token.id)
+            registered.retire_all(token.id, "revoked")
+            return put(data)
+
+        monkeypatch.setattr(registered, "put_blob", slowly)
+        with pytest.raises(Refused, match="revoked"):
+            registered.add_expert(FAMILY, honest(304).to_bytes(), token.id)
+        assert registered.experts(FAMILY) == []
+        with pytest.raises(NotThere):
+            registered.blob(digest_of(honest(304).to_bytes()))
+
+    def test_voices_are_shared_out(self, registered: Store) -> None:
+        for seed in range(6):
+            expert, _ = registered.add_expert(FAMILY, honest(seed).to_bytes(), "loud" if seed > 1 else f"t{seed}")
+            registered.judge(FAMILY, {expert.id: (ACTIVE, "")})
+        assert sorted(e.token for e in registered.voices(FAMILY, 4)) == ["loud", "loud", "t0", "t1"]
+
     def test_families_that_are_too_much(self, store: Store) -> None:
         from mergetta.family_file import FamilyFile
 
@@ -271,6 +341,7 @@ class StoreContract:
             deep = [deep]
         for file in (
             FamilyFile("f", {"a": np.ones(20_000)}),
+            FamilyFile("f", {f"g{i}": np.ones(1) for i in range(5000)}),
             FamilyFile("f", base, note="x" * 3000),
             FamilyFile("f", base, preprocessing={"x": deep}),
             FamilyFile("f", base, preprocessing={"x": "y" * 20_000}),

@@ -282,3 +282,58 @@ class TestHostileExperts:
             ("d-5", 1), ("d0", 1000), ("d5", 1), ("d9", 1),
         ]  # fmt: skip
         assert members.contributors.tolist() == [1] * 4
+
+
+class TestOneWeightPerContributor:
+    def test_by_hand(self) -> None:
+        """One expert of `a` weighs as much as three of `b`, in the start and in a cluster's mean."""
+        values = [4.0, 1.0, 2.0, 3.0]
+        experts = [{"g": np.array([value])} for value in values]
+        bundle = build_bundle({"g": np.zeros(1)}, experts, initial=0.25, members=1, contributors=["a", "b", "b", "b"])
+        assert bundle.merge()["g"].tolist() == pytest.approx([3.0])  # (4 + (1 + 2 + 3) / 3) / 2
+        assert bundle.member_tasks["g"].tolist() == [[pytest.approx(3.0)]]
+        assert bundle.members is not None
+        assert bundle.members.listed() == [{"member": "", "experts": 4, "contributors": 2}]
+        with pytest.raises(MergettaError, match="2 contributors for 4 experts"):
+            build_bundle({"g": np.zeros(1)}, experts, contributors=["a", "b"])
+
+    def test_many_uploads_of_one_do_not_outvote_the_others(self) -> None:
+        """Fifty of one token are one voice, and leave the others' members alone."""
+        honest, evil = [expert(i, i / 10) for i in range(5)], [expert(100 + i, -5.0) for i in range(50)]
+        names = [*range(5), *["evil"] * 50]
+        exact: dict[str, Any] = {"keep": None, "tolerance": 0.0, "members": 6}
+        few = build_bundle(BASE, [*honest, evil[0]], initial=1 / 6, **exact)
+        many = build_bundle(BASE, [*honest, *evil], initial=1 / 55, contributors=names, **exact)
+        for name, value in few.merge().items():
+            np.testing.assert_allclose(many.merge()[name], value, atol=0.15)
+        assert many.members is not None
+        assert many.members.experts.tolist() == [1] * 5 + [50]
+
+    def test_weighed_as_they_come_and_go(self) -> None:
+        """Expert by expert, each contributor weighed anew, is what `build_bundle` makes of all at once."""
+        experts = [expert(i, i % 3) for i in range(8)]
+        names = ["a", "b", "a", "c", "a", "b", "d", "a"]
+        pool = Pool(BASE, keep=None)
+        for last in range(9):
+            held = [i for i in range(last) if i != 2] if last == 8 else list(range(last))
+            if last < 8:
+                pool.add_many({last: experts[last]}, {last: names[last]})
+                held = list(range(last + 1))
+            else:
+                pool.remove(2, experts[2])
+            for name in set(names[: last + 1]):
+                mine = {i: experts[i] for i in held if names[i] == name}
+                pool.reweigh(mine, 1 / len(mine))
+        kept = [experts[i] for i in held]
+        wanted = build_bundle(BASE, kept, keep=None, initial=0.1, contributors=[names[i] for i in held])
+        found = pool.bundle(initial=0.1)
+        assert found.variances is not None and wanted.variances is not None
+        np.testing.assert_allclose(found.variances.images, wanted.variances.images, atol=1e-6)
+        np.testing.assert_allclose(found.variances.domains, wanted.variances.domains, atol=1e-5)
+        for name, value in wanted.merge().items():
+            np.testing.assert_allclose(found.merge()[name], value, atol=1e-5)
+            np.testing.assert_allclose(found.member_tasks[name], wanted.member_tasks[name], atol=1e-4)
+        assert found.members is not None and wanted.members is not None
+        assert found.members.listed() == wanted.members.listed()
+        with pytest.raises(MergettaError, match="no expert 2"):
+            pool.reweigh({2: experts[2]}, 1.0)

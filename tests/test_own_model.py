@@ -253,11 +253,11 @@ def test_calibration_error_by_hand() -> None:
 
 
 def test_inspect_knows_what_a_device_writes(place: Path, tmp_path: Path) -> None:
-    from mergetta.device.state import save_state
+    from mergetta.device.state import Saved, save_state
 
-    save_state(tmp_path / "state", {"a": np.zeros(3), "n": 2}, "f", "b", 5, 6)
+    save_state(tmp_path / "state", Saved({"a": np.zeros(3), "n": 2}, {}), "f", "b")
     shown = json.loads(mergetta("inspect", tmp_path / "state", "--json").stdout)
-    assert (shown["format"], shown["family"], shown["position"]) == ("mergetta.state", "f", 5)
+    assert (shown["format"], shown["family"], shown["bundle"]) == ("mergetta.state", "f", "b")
     assert shown["tensors"] == [{"tensor": "a", "type": "float64", "shape": "(3,)"}]
     rows = [{"index": 0, "class": "cat"}, {"index": 1, "error": "cut off"}]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

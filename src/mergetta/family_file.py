@@ -55,6 +55,15 @@ class FamilyFile:
         blocks = tuple(group.block for group in runtime.structure)
         return cls(runtime.family, groups, paper_frozen(runtime.structure), note, preprocessing or {}, blocks)
 
+    def check_base(self, groups: GroupValues) -> None:
+        """Raise unless these are the base groups, value by value."""
+        for name in sorted({*self.base, *groups}):
+            if name not in self.base or name not in groups or not np.array_equal(self.base[name], groups[name]):
+                raise MergettaError(
+                    f"The family {self.family!r} was registered with another source model than this one: its group "
+                    f"{name!r} differs. Tell the hub's administrator; nothing was uploaded."
+                )
+
     def last_blocks(self, count: int) -> tuple[str, ...]:
         """The groups of the last `count` blocks."""
         places = zip(self.base.items(), self.blocks or (0,) * len(self.base), strict=True)

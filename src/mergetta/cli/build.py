@@ -85,12 +85,13 @@ def source_model(experts: list[Path], family: str | None, checkpoint: Path | Non
     return FamilyFile.of_runtime(TorchRuntime(load_family(family or "fashion-bn", checkpoint)))
 
 
-def download(family: str, out: Path, hub: str, token: str | None, verify_key: str | None, ca: Path | None) -> None:
+def download(
+    family: str, out: Path, hub: str, token: str | None, verify_keys: list[str] | None, ca: Path | None
+) -> None:
     from mergetta.device.hub_client import HubClient, read_key
     from mergetta.files import write_atomically
 
-    client = HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
-    fetched = client.bundle(family)
+    fetched = HubClient(hub, token, ca=ca, verify_keys=[read_key(key) for key in verify_keys or ()]).bundle(family)
     assert fetched is not None  # only a conditional request can be answered with nothing
     write_atomically(out, fetched.data)
     Console().print(

@@ -1,4 +1,4 @@
-"""`mergetta hub`: serve, tokens, keys, demo."""
+"""`mergetta hub`: serve, tokens, keys, check, backup and restore, demo."""
 
 from __future__ import annotations
 
@@ -48,6 +48,12 @@ def serve(
     certificate_key: Annotated[Path | None, typer.Option(help="TLS private key (PEM).")] = None,
     max_upload: Annotated[int, typer.Option(min=1024, help="Most bytes of one request.")] = 64 * 2**20,
     screen: Annotated[bool, typer.Option(help="Quarantine experts that are unlike all others.")] = True,
+    open: Annotated[
+        bool, typer.Option("--open", help="For a lab: merge uploads of tokens that nobody has approved.")
+    ] = False,
+    bundle_days: Annotated[
+        float | None, typer.Option(min=1, help="Devices refuse a bundle that is older (default: never).")
+    ] = None,
     keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
     max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
     tolerance: Annotated[float, typer.Option(help="Recovery error per entry that decides the rank (ARS).")] = 1e-2,
@@ -78,8 +84,8 @@ def serve(
         if file is not None and not file.is_file():
             raise MergettaError(f"Cannot read {file}: No such file.")
     settings = settings_of(
-        folder, database, blobs, recipe=recipe, max_upload=max_upload, screen=screen,
-        signing_key=str(signing_key) if signing_key else None,
+        folder, database, blobs, recipe=recipe, max_upload=max_upload, screen=screen, open=open,
+        bundle_days=bundle_days, signing_key=str(signing_key) if signing_key else None,
     )  # fmt: skip
     console = Console()
     store = Store(settings.database, settings.blobs)
@@ -124,13 +130,31 @@ def create(
     blobs: Blobs = None,
     rate: Annotated[float, typer.Option(min=0, help="Most requests per second; 0 for no limit.")] = 50.0,
     max_upload: Annotated[int, typer.Option(min=0, help="Most bytes of one request; 0 for the hub's limit.")] = 0,
+    approved: Annotated[bool, typer.Option("--approved", help="Merge what it uploads, without `approve`.")] = False,
+    register: Annotated[str, typer.Option(help="A family that it may register.")] = "",
 ) -> None:
     """Create a token and print it, once: the hub keeps only a hash.
 
     Example: `mergetta hub token create camera-7 --role consume`
     """
-    secret, _ = opened(folder, database, blobs).create_token(name, role, rate, max_upload)
+    store = opened(folder, database, blobs)
+    secret, _ = store.create_token(name, role, rate, max_upload, approved=approved, registers=register)
     typer.echo(secret)
+
+
+@token_app.command("approve")
+def approve(
+    token: Annotated[str, typer.Argument(help="Its id, as `list` shows it.")],
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+) -> None:
+    """Merge what a token has uploaded and will upload; until then its uploads wait.
+
+    Example: `mergetta hub token approve 3f9a0c`
+    """
+    opened(folder, database, blobs).approve_token(token)
+    typer.echo(f"{token} is approved")
 
 
 @token_app.command("list")
@@ -148,10 +172,11 @@ def list_tokens(
     if json:
         typer.echo(json_format.dumps([dataclasses.asdict(token) for token in tokens]))
         return
-    table = Table("id", "name", "role", "requests/s", "created", "revoked")
+    table = Table("id", "name", "role", "requests/s", "created", "approved", "revoked")
     for token in tokens:
         rate = f"{token.rate:g}" if token.rate else "any"
-        table.add_row(token.id, token.name, token.role, rate, day(token.created), day(token.revoked))
+        days = (day(token.created), day(token.approved), day(token.revoked))
+        table.add_row(token.id, token.name, token.role, rate, *days)
     Console().print(table)
 
 
@@ -182,6 +207,64 @@ def opened(folder: Path, database: str | None, blobs: str | None) -> Store:
 
 def day(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
+
+
+@app.command("check")
+def check(
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended.")] = False,
+) -> None:
+    """Read everything that is stored, and say what is missing, damaged or named by nobody.
+
+    Example: `mergetta hub check --repair`
+    """
+    from mergetta.hub import upkeep
+
+    found = upkeep.check(opened(folder, database, blobs), repair)
+    for finding in found:
+        typer.echo(f"{finding.problem}: {finding.remedy}")
+    typer.echo(f"{len(found)} problems" if found else "all is as it should be")
+    if found and not repair:
+        raise typer.Exit(1)
+
+
+@app.command("backup")
+def backup(
+    out: Annotated[Path, typer.Argument(help="A new folder for the copy.")],
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+) -> None:
+    """Copy a hub's data as it is at this moment, while the hub runs; PostgreSQL and S3 too.
+
+    Example: `mergetta hub backup copies/monday --folder hub`
+    """
+    from mergetta.hub import upkeep
+
+    missing = upkeep.backup(opened(folder, database, blobs), opened(out, None, None))
+    typer.echo(f"{out}: a copy" + (f", without {missing} contents that are lost" if missing else ""))
+
+
+@app.command("restore")
+def restore(
+    source: Annotated[Path, typer.Argument(help="The folder that `backup` wrote.")],
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+) -> None:
+    """Fill an empty hub from a copy. Its bundles are built again when it starts, and devices take them for newer.
+
+    Example: `mergetta hub restore copies/monday --folder new-hub`
+    """
+    from mergetta.errors import MergettaError
+    from mergetta.hub import upkeep
+
+    if not (source / "hub.db").is_file():
+        raise MergettaError(f"{source} is not a copy of a hub: there is no hub.db.")
+    missing = upkeep.restore(opened(source, None, None), opened(folder, database, blobs))
+    typer.echo(f"restored from {source}" + (f", without {missing} contents that are lost" if missing else ""))
 
 
 @app.command("demo")

@@ -24,7 +24,8 @@ IMAGES = "A folder of images, FILE.npz, a video file, camera:0, rtsp://…, or `
 Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
 Authorities = Annotated[Path | None, typer.Option(help="Certificate authorities to trust (default: the system's).")]
 VerifyKey = Annotated[
-    str | None, typer.Option(help="The hub's public key (base64, or a file): take only bundles signed by it.")
+    list[str] | None,
+    typer.Option(help="A public key of the hub (base64, or a file): take only bundles signed by one of those given."),
 ]
 
 

@@ -38,14 +38,14 @@ def command(
 
 
 def introduce(client: HubClient, source: FamilyFile) -> None:
-    """Let the hub know the family. It refuses here whoever may not contribute, before there is any work to lose."""
-    from mergetta.device.hub_client import HubError
+    """Let the hub know the family, or see that it has the same source model, before there is any work to lose."""
+    from mergetta.family_file import FamilyFile
 
-    try:
+    known = client.family_file(source.family)
+    if known is None:
         client.register_family(source.to_bytes())
-    except HubError as error:
-        if error.status != 409:  # known by a file that describes it in other words
-            raise
+    else:
+        FamilyFile.from_bytes(known, "the hub's family file").check_base(source.base)
 
 
 def share(client: HubClient, expert: Expert) -> None:

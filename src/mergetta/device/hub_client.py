@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import json
 import time
@@ -86,8 +87,9 @@ class Patient(Retry):
 class HubClient:
     """Every request may be repeated: the hub knows experts and bundles by their content.
 
-    `verify_key` (32 raw bytes of an Ed25519 public key) refuses bundles that its owner did not sign; `ca` is a file of
-    certificate authorities for hubs with certificates of their own.
+    `verify_keys` (32 raw bytes each, of Ed25519 public keys) refuse bundles that none of their owners signed; with
+    several, a hub can change its key. `ca` is a file of certificate authorities for hubs with certificates of their
+    own.
 
     >>> client = HubClient("https://hub.example", token="…")   # doctest: +SKIP
     >>> client.bundle(runtime.family).bundle.dimension         # doctest: +SKIP
@@ -99,13 +101,13 @@ class HubClient:
         token: str | None = None,
         timeout: float = 10,
         ca: str | Path | None = None,
-        verify_key: bytes | None = None,
+        verify_keys: Sequence[bytes] = (),
         retries: int = 4,
     ) -> None:
         self.url = checked_url(url)
         if ca is not None and not Path(ca).is_file():
             raise MergettaError(f"There is no file of certificate authorities {str(ca)!r}.")
-        self._key = None if verify_key is None else load_key(verify_key)
+        self._keys = [load_key(key) for key in verify_keys]
         headers = {"User-Agent": "mergetta"}
         if token is not None:
             if not token.isascii() or not token.isprintable() or " " in token:
@@ -127,6 +129,15 @@ class HubClient:
         """Tell the hub of a family; `data` are the bytes of a family file."""
         family = expect(read_header(data, "the family file"), "family", str, "the family file")
         self._request("PUT", f"/v1/families/{quote(family, safe='')}", data)
+
+    def family_file(self, family: str) -> bytes | None:
+        """What a family was registered with, as bytes of a family file; None if the hub does not know it."""
+        try:
+            return self._request("GET", f"/v1/families/{quote(family, safe='')}/file").data
+        except HubError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def upload_expert(self, expert: Expert) -> dict[str, Any]:
         """The hub's word on it: `id`, `state`, `domain`. The same expert again changes nothing."""
@@ -212,8 +223,8 @@ class HubClient:
         found = hashlib.sha256(data).hexdigest()
         if answer.headers.get("ETag", "").removeprefix("W/").strip('"') != found:
             raise BundleRefused("The hub's bundle is not the one it announced: it was damaged or changed on the way.")
-        if self._key is not None:
-            check_signature(self._key, data, answer.headers.get("X-Mergetta-Signature"))
+        if self._keys:
+            check_signature(self._keys, data, answer.headers.get("X-Mergetta-Signature"))
         try:
             bundle = Bundle.from_bytes(data, "The hub's bundle")
         except MergettaError as error:
@@ -294,12 +305,13 @@ def load_key(key: bytes) -> Ed25519PublicKey:
         raise MergettaError(f"This is no Ed25519 public key: {error}.") from error
 
 
-def check_signature(key: Ed25519PublicKey, data: bytes, signature: str | None) -> None:
+def check_signature(keys: Sequence[Ed25519PublicKey], data: bytes, signature: str | None) -> None:
     from cryptography.exceptions import InvalidSignature
 
     if signature is None:
         raise BundleRefused("The hub's bundle is not signed, but a signature is asked for.")
-    try:
-        key.verify(base64.b64decode(signature, validate=True), data)
-    except (binascii.Error, InvalidSignature):
-        raise BundleRefused("The hub's bundle is not signed by the key it must be signed by.") from None
+    for key in keys:
+        with contextlib.suppress(binascii.Error, InvalidSignature):
+            key.verify(base64.b64decode(signature, validate=True), data)
+            return
+    raise BundleRefused("The hub's bundle is not signed by a key it must be signed by.")

@@ -39,7 +39,7 @@ def connect(
     runtime: Runtime,
     token: str | None = None,
     ca: str | Path | None = None,
-    verify_key: str | None = None,
+    verify_key: str | Sequence[str] = (),
     device: str | None = None,
     folder: str | Path = "mergetta-hub",
     refresh: float | None = 60,
@@ -48,7 +48,8 @@ def connect(
 ) -> HubLink:
     """A link for the model of a runtime; `device` (default: the host's name) is what reports call it."""
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would tell of every retry, for days
-    client = HubClient(hub, token, ca=ca, verify_key=None if verify_key is None else read_key(verify_key))
+    keys = [verify_key] if isinstance(verify_key, str) else verify_key or ()
+    client = HubClient(hub, token, ca=ca, verify_keys=[read_key(key) for key in keys])
     name = device or platform.node() or "device"
     return HubLink(client, runtime.family, Path(folder), name, refresh, exclude, exclude_own, runtime.groups)
 
@@ -157,7 +158,7 @@ class HubLink:
         """(bundle, its id, whether the hub gave it) for a start without the bundle that the state wants, if any."""
         try:
             if id:
-                self._take(self.client.blob(self.family, id))
+                self._take(self.client.blob(self.family, id), any_age=True)
             else:
                 self._fetch()
             if self._newer is None:
@@ -179,8 +180,10 @@ class HubLink:
         if fetched is not None:
             self._take(fetched)
 
-    def _take(self, fetched: Fetched) -> None:
+    def _take(self, fetched: Fetched, any_age: bool = False) -> None:
         self._check(fetched.bundle)
+        if not any_age:
+            self._check_age(fetched.bundle)
         with self._lock:
             self.cache.put(fetched.id, fetched.data)
             self._newer = fetched.bundle, fetched.id
@@ -191,6 +194,15 @@ class HubLink:
             check_groups(bundle.merge(), bundle.base if self.groups is None else self.groups, "The hub's bundle")
         except MergettaError as error:
             raise BundleRefused(str(error)) from error
+
+    def _check_age(self, bundle: Bundle) -> None:
+        """Refuse what has expired, or is older than a bundle that we had: its signature does not tell."""
+        held = [cached for id in self.cache.newest_first() if (cached := self._cached(id))]
+        if age(bundle) < max(map(age, held), default=(0, 0)):
+            raise BundleRefused("The hub's bundle is older than the one that this device has.")
+        expires = bundle.settings.get("expires")
+        if isinstance(expires, (int, float)) and expires < time.time():
+            raise BundleRefused("The hub's bundle has expired.")
 
     def _cached(self, id: str) -> Bundle | None:
         """From the cache, with the same suspicion as from the hub."""
@@ -237,6 +249,12 @@ class HubLink:
         if problem is not None:
             log.warning("%s", text)
             self.refused += isinstance(problem, BundleRefused)
+
+
+def age(bundle: Bundle) -> tuple[int, int]:
+    """Larger for a newer bundle of a hub."""
+    epoch, generation = (bundle.settings.get(name, 0) for name in ("epoch", "generation"))
+    return (epoch, generation) if isinstance(epoch, int) and isinstance(generation, int) else (0, 0)
 
 
 class BundleCache:

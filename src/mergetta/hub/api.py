@@ -8,7 +8,16 @@ from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Res
 from fastapi.concurrency import run_in_threadpool
 
 from mergetta.hub.access import administrator, anyone, body_of, consumer, contributor, hub_of
-from mergetta.hub.records import ADMIN, RETIRED, BundleRecord, ExpertRecord, FamilyRecord, TokenRecord, Variant
+from mergetta.hub.records import (
+    ADMIN,
+    QUARANTINED,
+    RETIRED,
+    BundleRecord,
+    ExpertRecord,
+    FamilyRecord,
+    TokenRecord,
+    Variant,
+)
 from mergetta.hub.screening import similarities
 from mergetta.hub.shapes import (
     DIGEST,
@@ -31,6 +40,8 @@ from mergetta.hub.storage import Unavailable
 
 MAPPED = 60
 """Experts in a similarity map."""
+FEWEST = 3
+"""Contributors of a domain without which it is not left out of a bundle."""
 FamilyName = Annotated[str, Path(pattern=NAME)]
 ExpertId = Annotated[str, Path(pattern=DIGEST)]
 DomainName = Annotated[str, Query(max_length=200, pattern=PLAIN)]
@@ -81,8 +92,13 @@ def family_shape(hub: Hub, family: FamilyRecord) -> FamilyShape:
     )
 
 
-def expert_shape(expert: ExpertRecord) -> ExpertShape:
-    return ExpertShape(**{name: getattr(expert, name) for name in ExpertShape.model_fields})
+def expert_shape(expert: ExpertRecord, token: TokenRecord) -> ExpertShape:
+    """How an expert measures up is for administrators: whoever knows can find out what just passes."""
+    shape = ExpertShape(**{name: getattr(expert, name) for name in ExpertShape.model_fields})
+    if token.role == ADMIN:
+        return shape
+    reason = "it is unlike the others" if shape.state == QUARANTINED and not shape.decided else shape.reason
+    return shape.model_copy(update={"norm": None, "reason": reason})
 
 
 def bundle_shape(bundle: BundleRecord) -> BundleShape:
@@ -111,11 +127,22 @@ def delete_family(family: FamilyName, hub: TheHub, token: Administrator) -> None
 async def put_family(
     family: FamilyName, request: Request, response: Response, hub: TheHub, token: Contributor
 ) -> FamilyShape:
-    """Register a family with the file that `mergetta adapt --hub` sends. The same file again changes nothing."""
+    """Register a family with the file that `mergetta adapt --hub` sends. The same file again changes nothing.
+
+    Whoever registers a family says what its source model is: that takes an administrator, or the token made for it.
+    """
+    if token.role != ADMIN and token.registers != family and not hub.settings.open:
+        raise HTTPException(403, f"The family {family!r} is registered by an administrator, or by a token made for it.")
     data = await body_of(request, token)
     if await run_in_threadpool(hub.store.put_family, data, family):
         response.status_code = 201
     return await run_in_threadpool(get_family, family, hub, token)
+
+
+@router.get("/families/{family}/file", tags=["families"], responses={**MISSING, 200: BYTES}, response_class=Response)
+def get_family_file(family: FamilyName, hub: TheHub, token: Anyone) -> Response:
+    """As it was registered: who contributes compares its own source model with it."""
+    return Response(hub.store.blob(hub.store.family(family).blob), media_type="application/octet-stream")
 
 
 @router.post(
@@ -137,7 +164,7 @@ async def post_expert(
     if created:
         response.status_code = 201
         hub.builder.wake()
-    return expert_shape(expert)
+    return expert_shape(expert, token)
 
 
 @router.get("/families/{family}/experts", tags=["experts"], responses=MISSING)
@@ -154,12 +181,12 @@ def list_experts(
     hub.store.family(family)
     states = (state,) if state else None
     found = hub.store.experts(family, states, limit=limit, token=uploader, before=before)
-    return [expert_shape(expert) for expert in found]
+    return [expert_shape(expert, token) for expert in found]
 
 
 @router.get("/experts/{expert}", tags=["experts"], responses=MISSING)
 def get_expert(expert: ExpertId, hub: TheHub, token: Anyone) -> ExpertShape:
-    return expert_shape(hub.store.expert(expert))
+    return expert_shape(hub.store.expert(expert), token)
 
 
 @router.get("/experts/{expert}/content", tags=["experts"], responses={**MISSING, 200: BYTES}, response_class=Response)
@@ -177,13 +204,22 @@ def decide(expert: ExpertId, decision: Decision, hub: TheHub, token: Contributor
         raise HTTPException(403, "Only an administrator decides on experts; contributors may retire their own.")
     changed = hub.store.decide(expert, decision.state, decision.reason)
     hub.builder.wake()
-    return expert_shape(changed)
+    return expert_shape(changed, token)
+
+
+@router.post("/tokens/{token_id}/approval", tags=["tokens"], status_code=204, responses=MISSING)
+def approve(token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{1,32}$")], hub: TheHub, token: Administrator) -> None:
+    """Merge what a token has uploaded and will upload, as far as the screening finds nothing odd."""
+    hub.store.approve_token(token_id)
+    hub.builder.wake()
 
 
 @router.get("/families/{family}/similarity", tags=["experts"], responses=MISSING)
 def get_similarity(family: FamilyName, hub: TheHub, token: Anyone) -> Similarity:
-    """How alike the latest experts are."""
+    """How alike the latest experts are; nothing for who is no administrator."""
     hub.store.family(family)
+    if token.role != ADMIN:
+        return Similarity(experts=[], domains=[], cosines=[])
     experts = [e for e in hub.store.experts(family, limit=2 * MAPPED) if e.state != RETIRED][-MAPPED:]
     cosines = similarities([e.sketch for e in experts]).round(3).tolist() if experts else []
     return Similarity(experts=[e.id for e in experts], domains=[e.domain for e in experts], cosines=cosines)
@@ -231,6 +267,7 @@ def find_bundle(hub: Hub, family: str, variant: Variant) -> Served | None:
     """The bundle that the database knows. A variant is ordered; an older one of it does until then."""
     ordered, current = bool(variant.key), True
     if variant.key:
+        check_variant(hub, family, variant)
         try:
             generation = hub.store.family(family).generation
             known = hub.store.want(family, variant)
@@ -246,6 +283,19 @@ def find_bundle(hub: Hub, family: str, variant: Variant) -> Served | None:
             return None
         raise HTTPException(404, f"The family {family!r} has no experts to merge yet.")
     return served
+
+
+def check_variant(hub: Hub, family: str, variant: Variant) -> None:
+    """Two bundles that differ in the experts of one contributor give them away. One's own are no secret."""
+    if hub.settings.open or not variant.domains:
+        return
+    try:
+        contributors = hub.store.contributors(family, variant.domains)
+    except Unavailable:
+        return  # what is in memory was checked
+    for domain, number in contributors.items():
+        if number < FEWEST:
+            raise HTTPException(403, f"Leaving out {domain!r} would give away the experts of {number} contributors.")
 
 
 @router.get("/families/{family}/bundle/summary", tags=["bundles"], responses=MISSING)

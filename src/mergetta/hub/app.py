@@ -19,13 +19,13 @@ from mergetta.hub import api, dashboard
 from mergetta.hub.metrics import Metrics
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.state import Hub
-from mergetta.hub.storage import Conflict, NotThere, Unavailable
+from mergetta.hub.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 
 log = logging.getLogger("mergetta.hub")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-STATUS = {NotThere: 404, Conflict: 409, Unavailable: 503}
+STATUS = {Refused: 403, NotThere: 404, Conflict: 409, Damaged: 503, Unavailable: 503}
 DESCRIPTION = """Strong devices upload experts, weak devices fetch bundles, people see what is happening.
 
 Send a token as `Authorization: Bearer …`. Errors are `{"detail": "one sentence"}`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,17 @@ class Blobs:
     def delete(self, digest: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._system.rm_file(self.path(digest))
+
+    def digests(self) -> Iterator[str]:
+        """Of all blobs."""
+        for path in self._system.find(self.root):
+            if DIGEST.fullmatch(name := path.rpartition("/")[2]):
+                yield name
+
+    def age(self, digest: str) -> float:
+        """Seconds since it was written."""
+        written: datetime = self._system.modified(self.path(digest))
+        return (datetime.now(UTC) - written).total_seconds()
 
     def get(self, digest: str) -> bytes:
         """FileNotFoundError if there is none; ValueError if what is there is not what was put."""

@@ -48,6 +48,15 @@ class BundleStore(Storage):
         with reachable(), self.database.write() as connection:
             self._change(connection, family)
 
+    def lose_bundle(self, bundle: BundleRecord) -> None:
+        """Its content is not there any more: forget it, and have it built again."""
+        same = (bundles.c.family == bundle.family, bundles.c.id == bundle.id)
+        with reachable(), self.database.write() as connection:
+            if connection.execute(bundles.delete().where(*same)).rowcount:
+                self._change(connection, bundle.family)
+        with reachable():
+            self.blobs.delete(bundle.id)
+
     def publish(
         self,
         family: str,
@@ -167,9 +176,16 @@ class BundleStore(Storage):
         old = sa.select(variants.c.key).where(variants.c.family == family, variants.c.wanted < time.time() - 7 * 86400)
         with reachable(), self.database.write() as connection:
             keys = list(connection.execute(old).scalars())
-            for table, column in ((bundles, bundles.c.variant), (variants, variants.c.key)):
-                if keys:
-                    connection.execute(table.delete().where(table.c.family == family, column.in_(keys)))
+            if not keys:
+                return
+            mine = (bundles.c.family == family, bundles.c.variant.in_(keys))
+            gone = set(connection.execute(sa.select(bundles.c.id).where(*mine)).scalars())
+            connection.execute(bundles.delete().where(*mine))
+            connection.execute(variants.delete().where(variants.c.family == family, variants.c.key.in_(keys)))
+            named = set(connection.execute(sa.select(bundles.c.id).where(bundles.c.id.in_(gone))).scalars())
+        with reachable():
+            for digest in gone - named:
+                self.blobs.delete(digest)
 
     def variant_built(self, family: str, variant: Variant) -> int:
         """The generation that a variant was last built from; −1 if never."""

@@ -68,6 +68,20 @@ class Database:
         with self.engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Reads that all see the same moment, while others write."""
+        with self.engine.connect() as connection:
+            if not self.sqlite:
+                yield connection.execution_options(isolation_level="REPEATABLE READ")
+                return
+            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection.exec_driver_sql("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.exec_driver_sql("ROLLBACK")
+
     def close(self) -> None:
         self.engine.dispose()
 

@@ -117,7 +117,7 @@ class Fleet:
 
     def start_hub(self) -> None:
         port = self.url.rpartition(":")[2]
-        self.spawn("hub", "hub", "serve", "--folder", str(self.folder / "hub"), "--port", port)
+        self.spawn("hub", "hub", "serve", "--open", "--folder", str(self.folder / "hub"), "--port", port)
         self.wait_for(lambda: self.get("/v1/health") is not None, 60, "The hub does not start")
 
     def start_strong(self) -> None:

@@ -24,6 +24,7 @@ class FamilyRecord:
     groups: int
     parameters: int
     created: float
+    epoch: int
     generation: int
     built: int
 
@@ -38,6 +39,7 @@ class ExpertRecord:
     size: int
     norm: float
     moments_apart: float
+    layers: bytes
     sketch: bytes
     state: str
     reason: str
@@ -91,6 +93,10 @@ class TokenRecord:
     max_upload: int
     created: float
     revoked: float | None
+    approved: float | None = None
+    """Since when its uploads are merged; until then they wait."""
+    registers: str = ""
+    """The family that it may register; administrators register any."""
 
     def may(self, role: str) -> bool:
         return self.role in (role, ADMIN)

@@ -10,12 +10,14 @@ import sqlalchemy as sa
 
 from mergetta.hub.records import DeviceRecord
 from mergetta.hub.schema import devices, families, reports
-from mergetta.hub.storage import NotThere, Storage, reachable, record, repeated
+from mergetta.hub.settings import Limits
+from mergetta.hub.storage import NotThere, Refused, Storage, reachable, record, repeated
 
 
 class ReportStore(Storage):
     reports_kept: int
     """Per device."""
+    limits: Limits
 
     def add_reports(self, entries: Sequence[Mapping[str, Any]], token: str) -> None:
         """A device that got no answer sends again: a report of the same device and time is taken once."""
@@ -33,6 +35,7 @@ class ReportStore(Storage):
                 same = sa.and_(devices.c.family == family, devices.c.device == device)
                 seen = {"token": token, "last_seen": now, "last": dict(mine[-1])}
                 if not connection.execute(devices.update().where(same).values(**seen)).rowcount:
+                    self._check_room(connection, family, token)
                     connection.execute(devices.insert().values(family=family, device=device, first_seen=now, **seen))
                 of_device = sa.and_(reports.c.family == family, reports.c.device == device)
                 times = sa.select(reports.c.time).where(of_device, reports.c.time.in_([e["time"] for e in mine]))
@@ -48,6 +51,22 @@ class ReportStore(Storage):
                 edge = connection.execute(newest.offset(self.reports_kept).limit(1)).scalar()
                 if edge is not None:
                     connection.execute(reports.delete().where(of_device, reports.c.number <= edge))
+
+    def _check_room(self, connection: sa.Connection, family: str, token: str) -> None:
+        held = sa.select(sa.func.count()).where(devices.c.family == family, devices.c.token == token)
+        if connection.execute(held).scalar_one() >= self.limits.devices_per_token:
+            raise Refused(
+                f"This token has {self.limits.devices_per_token} devices of this family, the most it may have."
+            )
+
+    def forget_devices(self, family: str) -> None:
+        """Those that have not been heard of in a long time, and their reports."""
+        edge = time.time() - self.limits.device_days * 86400
+        old = sa.select(devices.c.device).where(devices.c.family == family, devices.c.last_seen < edge)
+        with reachable(), self.database.write() as connection:
+            gone = list(connection.execute(old).scalars())
+            for table in (reports, devices) if gone else ():
+                connection.execute(table.delete().where(table.c.family == family, table.c.device.in_(gone)))
 
     def devices(self, family: str, limit: int = 1000) -> list[DeviceRecord]:
         """Those heard of last, by name."""

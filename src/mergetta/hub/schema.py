@@ -31,6 +31,7 @@ families = Table(
     Column("groups", Integer, nullable=False),
     Column("parameters", Integer, nullable=False),
     Column("created", Float, nullable=False),
+    Column("epoch", BigInteger, nullable=False),  # when generations began to count: a restored family is newer
     Column("generation", Integer, nullable=False),  # counts every change of the pool
     Column("built", Integer, nullable=False),  # the generation that the current bundle was made from
     Column("lease_owner", Text),  # which process builds, and until when others leave it alone
@@ -44,9 +45,10 @@ experts = Table(
     Column("domain", Text, nullable=False),
     Column("method", Text, nullable=False),
     Column("samples", BigInteger),
-    Column("size", Integer, nullable=False),
+    Column("size", Integer, nullable=False),  # 0: retired long ago, and its content deleted
     Column("norm", Float, nullable=False),
     Column("moments_apart", Float, nullable=False),
+    Column("layers", LargeBinary, nullable=False),  # how far its moments are apart, layer by layer
     Column("sketch", LargeBinary, nullable=False),
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),
@@ -96,6 +98,8 @@ tokens = Table(
     Column("max_upload", BigInteger, nullable=False),  # bytes, 0 for the hub's own limit
     Column("created", Float, nullable=False),
     Column("revoked", Float),
+    Column("approved", Float),  # since when its uploads are merged
+    Column("registers", Text, nullable=False),  # the family that it may register
 )
 devices = Table(
     "devices",

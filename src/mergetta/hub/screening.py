@@ -1,61 +1,92 @@
 """Which experts to keep away from the merge: those whose task vector is unlike everybody else's.
 
-Experts of honest devices point in similar directions with similar lengths, whatever their domain (on the embedded
-families: cosines of 0.2 to 0.9 with the median expert, lengths within a factor of 2). A flipped, blown-up or random
-vector does not. Medians decide, so that a minority cannot move the yardstick.
+Experts of honest devices point in similar directions with similar lengths, whatever their domain (on `fashion-bn`:
+median cosines of 0.5 to 0.7 with the others, lengths within a factor of 1.8; layer by layer, cosines from −0.13 and
+lengths within a factor of 2.6). A flipped, blown-up or random vector does not, nor does one with such a layer.
+
+Every contributor has one voice, however much it has uploaded, and medians of the voices decide: a minority of
+contributors cannot move the yardstick. What is found odd has no voice, and what a person has accepted keeps its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.groups import GroupValues, learnable, moment_pairs, moments_of
+from mergetta.groups import GroupValues, layer_sizes, learnable, moment_pairs, moments_of
+from mergetta.hub.records import ACTIVE, ExpertRecord
 from mergetta.seeds import generator
 
 SKETCH = 2048
 CROWD = 5
-"""Fewer experts than this are no yardstick: all are taken, and looked at again when there are more."""
+"""Fewer experts of a single contributor than this are no yardstick: all are taken, and looked at again later."""
+MAJORITY = 3
+"""So many voices it takes to say which direction is odd: of two that differ, neither is."""
 LENGTH = 4.0
-"""A task vector this many times longer or shorter than the median one is an outlier."""
+"""A task vector this many times longer or shorter than the median one is an outlier, and a layer this much longer."""
 TINY = 1e-5
 """What BatchNorm adds to a variance: below it variances do not differ."""
 ALIKE = 0.1
 """Lowest median cosine with the others, in a pool that agrees with itself at least twice as much."""
+OPPOSED = -0.3
+"""The same of a single layer, where domains differ more."""
+ROUNDS = 5
+"""Most times that the yardstick is made again without those found odd."""
+WHOLE, LAYER = "task vector", "task vector in one layer"
 Vector = NDArray[Any]
 
 
+def layout(base: GroupValues) -> list[slice]:
+    """Which part of a sketch tells of which group: as many of its numbers as the group has of all weights."""
+    sizes = [int(np.size(base[name])) for name in learnable(base)]
+    if (total := sum(sizes)) > SKETCH:
+        sizes = [max(1, size * SKETCH // total) for size in sizes]
+    return [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+
+
 def sketch_of(expert: GroupValues, base: GroupValues) -> tuple[float, bytes]:
-    """Length of the task vector, and its direction in 2,048 numbers.
+    """Length of the task vector, and its direction in about 2,048 numbers, group by group.
 
-    Larger vectors are folded (each entry, with a random sign, into one of the 2,048): cosines survive within ± 0.02.
+    Larger groups are folded (each entry, with a random sign, into one of theirs): cosines survive within ± 0.02.
     """
-    names = learnable(base)
-    vector = np.concatenate([np.asarray(expert[n], np.float64) - np.asarray(base[n], np.float64) for n in names])
-    norm = float(np.linalg.norm(vector))
-    if vector.size > SKETCH:
-        rng = generator(0, vector.size, "sketch")
-        place = rng.integers(0, SKETCH, vector.size)
-        vector = np.bincount(place, vector * rng.choice((-1.0, 1.0), vector.size), SKETCH)
-    length = float(np.linalg.norm(vector))
-    return norm, (vector / length if length > 0 else vector).astype(np.float16).tobytes()
+    parts, total = [], 0.0
+    for name, where in zip(learnable(base), layout(base), strict=True):
+        vector: Vector = np.asarray(expert[name], np.float64) - np.asarray(base[name], np.float64)
+        total += float(vector @ vector)
+        width = where.stop - where.start
+        if vector.size > width:
+            rng = generator(0, vector.size, "sketch")
+            place = rng.integers(0, width, vector.size)
+            vector = np.bincount(place, vector * rng.choice((-1.0, 1.0), vector.size), width)
+        parts.append(vector)
+    sketch = np.concatenate(parts)
+    length = float(np.linalg.norm(sketch))
+    return float(np.sqrt(total)), (sketch / length if length > 0 else sketch).astype(np.float16).tobytes()
 
 
-def moments_apart(expert: GroupValues, base: GroupValues) -> float:
-    """How far an expert's moments are from the source's: the root mean square, over channels, of the mean's shift in
-    standard deviations and of the logarithm of the variances' ratio. 0 without BatchNorm.
+def moments_apart(expert: GroupValues, base: GroupValues) -> Vector:
+    """How far an expert's moments are from the source's, per BatchNorm layer: the root mean square, over channels, of
+    the mean's shift in standard deviations and of the logarithm of the variances' ratio. Empty without BatchNorm.
     """
     if not moment_pairs(base):
-        return 0.0
+        return np.empty(0, np.float32)
     (mean, variance), (origin, spread) = (
         moments_of(expert, base).astype(np.float64),
         moments_of(base).astype(np.float64),
     )
     shift = (mean - origin) ** 2 / (spread + TINY)
-    return float(np.sqrt(np.mean(shift + np.log((variance + TINY) / (spread + TINY)) ** 2)))
+    apart = shift + np.log((variance + TINY) / (spread + TINY)) ** 2
+    sizes = layer_sizes(base)
+    starts = np.append(0, np.cumsum(sizes)[:-1])
+    return np.sqrt(np.add.reduceat(apart, starts) / sizes).astype(np.float32)
+
+
+def rms(values: Vector) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
 
 
 def direction(sketch: bytes) -> Vector:
@@ -69,46 +100,129 @@ def similarities(sketches: Sequence[bytes]) -> Vector:
     return cosines
 
 
-def fair(contributors: Mapping[str, str]) -> list[str]:
-    """Experts that make the yardstick: where three or more contribute, nobody has more than a third of the voices."""
-    of: dict[str, list[str]] = {}
-    for expert, contributor in contributors.items():
-        of.setdefault(contributor, []).append(expert)
-    if len(of) < 3:
-        return list(contributors)
-    return [expert for mine in of.values() for expert in mine[: max(1, (len(contributors) - len(mine)) // 2)]]
+def fair(experts: Sequence[ExpertRecord], most: int) -> list[ExpertRecord]:
+    """At most so many: of each contributor the latest, before there is a second of any."""
+    held: Counter[str] = Counter()
+    ranks = []
+    for expert in sorted(experts, key=lambda expert: -expert.created):
+        ranks.append((held[expert.token], expert))
+        held[expert.token] += 1
+    return [expert for _, expert in sorted(ranks, key=lambda entry: entry[0])[:most]]
+
+
+def usual_length(experts: Sequence[ExpertRecord]) -> float:
+    """Of task vectors: the median of the contributors' medians, rounded to a power of 1.1, so that few newcomers change
+    it; 0 of none.
+    """
+    of: dict[str, list[float]] = {}
+    for expert in experts:
+        of.setdefault(expert.token, []).append(expert.norm)
+    usual = middle([float(np.median(norms)) for norms in of.values()]) if of else 0.0
+    return float(1.1 ** np.round(np.log(usual) / np.log(1.1))) if usual > 0 else 0.0
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median; of an even number, the lower one."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+class Yardstick:
+    """What the voices say: one per contributor or, where there is a single one, one per expert."""
+
+    def __init__(self, crowd: Sequence[ExpertRecord], groups: Sequence[slice]) -> None:
+        alone = len({expert.token for expert in crowd}) == 1
+        names = [expert.id if alone else expert.token for expert in crowd]
+        voices = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        self.crowd = crowd
+        self.enough, self.majority = len(voices) >= (CROWD if alone else 2), len(voices) >= MAJORITY
+        self.voice_of = np.array([voices[name] for name in names], dtype=np.int64)
+        self.place = {expert.id: i for i, expert in enumerate(crowd)}
+        self.sketches = np.stack([direction(expert.sketch) for expert in crowd])
+        self.parts = [(slice(0, self.sketches.shape[1]), WHOLE), *((group, LAYER) for group in groups)]
+
+    def odd_lengths(self, suspects: Sequence[ExpertRecord]) -> dict[str, str]:
+        """Task vectors or moments that are far longer than the median ones, as a whole or in a layer."""
+        found: dict[str, str] = {}
+        if not suspects or not self.enough:
+            return found
+        mine, theirs = (np.stack([distances(e) for e in experts]) for experts in (suspects, self.crowd))
+        for column in reversed(range(mine.shape[1])):  # domains may lie in opposite directions: only lengths compare
+            ratio = self.ratios(mine[:, column], theirs[:, column])
+            note(found, suspects, ratio > LENGTH, "its moments are {:.2g} times as far off as the median ones", ratio)
+        sketches = np.stack([direction(expert.sketch) for expert in suspects])
+        for part, what in reversed(self.parts):
+            ratio = self.ratios(lengths(suspects, sketches[:, part]), lengths(self.crowd, self.sketches[:, part]))
+            odd = (ratio > LENGTH) | ((ratio < 1 / LENGTH) & (what == WHOLE))
+            note(found, suspects, odd, f"its {what} is {{:.2g}} times as long as the median one", ratio)
+        return found
+
+    def odd_directions(self, suspects: Sequence[ExpertRecord]) -> dict[str, str]:
+        """Task vectors that point elsewhere, as a whole or in a layer."""
+        found: dict[str, str] = {}
+        if not suspects or not self.enough or not self.majority:
+            return found
+        sketches = np.stack([direction(expert.sketch) for expert in suspects])
+        for part, what in reversed(self.parts):
+            alike, lowest = self.cosines(suspects, sketches, part), OPPOSED
+            if what == WHOLE:
+                agreement = float(np.median(self.cosines(self.crowd, self.sketches, part)))
+                lowest = ALIKE if agreement > 2 * ALIKE else -ALIKE
+            odd = alike < lowest
+            note(found, suspects, odd, f"its {what} has a median cosine of {{:.2f}} with the others", alike)
+        return found
+
+    def ratios(self, lengths: Vector, crowd: Vector) -> Vector:
+        """To the median of the voices, each of which is a median; of two, to the shorter. 1 where that is nothing."""
+        usual = middle([float(np.median(crowd[self.voice_of == i])) for i in range(self.voice_of.max() + 1)])
+        return np.asarray(lengths / usual if usual > 0 else np.ones_like(lengths))
+
+    def cosines(self, experts: Sequence[ExpertRecord], sketches: Vector, part: slice) -> Vector:
+        """Of each expert, the median over the voices of its mean cosine with the voice's experts other than itself."""
+        each = unit(self.sketches[:, part]) @ unit(sketches[:, part]).T
+        voices = np.eye(self.voice_of.max() + 1)[self.voice_of].T
+        sums, counts = voices @ each, np.repeat(voices.sum(axis=1)[:, None], len(experts), axis=1)
+        for column, expert in enumerate(experts):
+            row = self.place.get(expert.id)
+            if row is not None and counts[self.voice_of[row], column] > 1:
+                sums[self.voice_of[row], column] -= each[row, column]
+                counts[self.voice_of[row], column] -= 1
+        return np.asarray(np.median(sums / counts, axis=0))
+
+
+def note(found: dict[str, str], experts: Sequence[ExpertRecord], odd: Vector, sentence: str, values: Vector) -> None:
+    """Add what is odd about some; what is said last counts."""
+    found.update({experts[i].id: sentence.format(values[i]) for i in np.flatnonzero(odd).tolist()})
+
+
+def lengths(experts: Sequence[ExpertRecord], sketches: Vector) -> Vector:
+    """Of a part of their task vectors."""
+    return np.asarray([expert.norm for expert in experts] * np.linalg.norm(sketches, axis=1))
+
+
+def distances(expert: ExpertRecord) -> Vector:
+    """Of its moments from the source's: of all layers, and of each."""
+    layers = np.frombuffer(expert.layers, np.float32)
+    return np.append(rms(layers), layers)
+
+
+def unit(rows: Vector) -> Vector:
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
 
 
 def screen(
-    norms: Mapping[str, float],
-    sketches: Mapping[str, bytes],
-    yardstick: Sequence[str],
-    suspects: Sequence[str],
-    moments: Mapping[str, float],
+    yardstick: Sequence[ExpertRecord], suspects: Sequence[ExpertRecord], groups: Sequence[slice]
 ) -> dict[str, str]:
-    """Reason per outlier among the suspects, each measured against the experts of `yardstick` other than itself."""
-    if len(yardstick) < CROWD:
+    """Reason per outlier among the suspects. Who is odd has no voice: the yardstick is made again without."""
+    accepted = [expert for expert in yardstick if expert.decided and expert.state == ACTIVE]
+    crowd = accepted if len(accepted) >= CROWD else list(yardstick)
+    if not crowd:
         return {}
-    crowd = np.stack([direction(sketches[name]) for name in yardstick])
-    cosines = crowd @ crowd.T
-    np.fill_diagonal(cosines, np.nan)
-    agreement = float(np.median(np.nanmedian(cosines, axis=1)))
-    lowest = ALIKE if agreement > 2 * ALIKE else -ALIKE
-    place = {name: i for i, name in enumerate(yardstick)}
-    typical = float(np.median([norms[name] for name in yardstick]))
-    usual = float(np.median([moments[name] for name in yardstick]))
-    found: dict[str, str] = {}
-    for name in suspects:
-        others = crowd @ direction(sketches[name])
-        if name in place:
-            others = np.delete(others, place[name])
-        alike, norm = float(np.median(others)), norms[name]
-        if typical > 0 and not typical / LENGTH <= norm <= typical * LENGTH:
-            found[name] = f"its task vector is {norm / typical:.2g} times as long as the median one"
-        elif (
-            usual > 0 and moments[name] > LENGTH * usual
-        ):  # domains may lie in opposite directions, so that only lengths compare
-            found[name] = f"its moments are {moments[name] / max(usual, TINY):.2g} times as far off as the median ones"
-        elif alike < lowest:
-            found[name] = f"its task vector has a median cosine of {alike:.2f} with the others"
-    return found
+    for look in (Yardstick.odd_lengths, Yardstick.odd_directions):
+        for _ in range(ROUNDS):
+            odd = look(Yardstick(crowd, groups), [expert for expert in crowd if not expert.decided])
+            kept = [expert for expert in crowd if expert.id not in odd]
+            if not odd or not kept:
+                break
+            crowd = kept
+    judge = Yardstick(crowd, groups)
+    return {**judge.odd_directions(suspects), **judge.odd_lengths(suspects)}

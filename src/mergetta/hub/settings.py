@@ -28,6 +28,21 @@ class Recipe(BaseModel):
     a share of a fixed sum, or the merge would run away with its size."""
 
 
+class Limits(BaseModel):
+    """How much one token may make the hub keep."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    experts_per_token: Annotated[int, Field(ge=1)] = 500
+    """Of one family, those that have retired not counted."""
+    devices_per_token: Annotated[int, Field(ge=1)] = 10_000
+    """Of one family."""
+    device_days: Annotated[float, Field(gt=0)] = 90.0
+    """A device that has not been heard of for so long is forgotten."""
+    retired_days: Annotated[float, Field(ge=0)] = 7.0
+    """How long the content of an expert is kept after it has retired."""
+
+
 class HubSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,6 +61,12 @@ class HubSettings(BaseModel):
     """Bytes of scatter matrices and clusters kept in memory; the families used last stay."""
     reports_kept: Annotated[int, Field(ge=1)] = 500
     """Per device."""
+    limits: Limits = Limits()
+    open: bool = False
+    """For a lab whose contributors trust one another: every token's uploads are merged without approval, contributors
+    register families, and any domain can be left out of a bundle."""
+    bundle_days: Annotated[float, Field(ge=1)] | None = None
+    """How long devices take a bundle after it was made; None for ever."""
 
     @classmethod
     def in_folder(cls, folder: Path, **others: object) -> HubSettings:

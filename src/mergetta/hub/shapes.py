@@ -40,7 +40,8 @@ class ExpertShape(BaseModel):
     method: str
     samples: int | None
     size: int
-    norm: float
+    norm: float | None
+    """Told to administrators only."""
     state: Literal["pending", "active", "quarantined", "retired"]
     reason: str
     decided: bool

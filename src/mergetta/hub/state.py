@@ -13,7 +13,7 @@ from mergetta.hub.limits import Gate
 from mergetta.hub.records import BundleRecord, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
-from mergetta.hub.storage import Unavailable
+from mergetta.hub.storage import Damaged, NotThere, Unavailable
 from mergetta.hub.store import Store
 
 FRESH = 0.5
@@ -32,7 +32,8 @@ class Served:
 class Hub:
     def __init__(self, settings: HubSettings) -> None:
         self.settings = settings
-        self.store = Store(settings.database, settings.blobs, settings.reports_kept, settings.pool_memory)
+        store = settings.database, settings.blobs, settings.reports_kept, settings.pool_memory, settings.limits
+        self.store = Store(*store)
         self.signer = Signer.load(settings.signing_key) if settings.signing_key else None
         self.gate = Gate()
         sign = self.signer.sign if self.signer else (lambda data: None)
@@ -68,7 +69,12 @@ class Hub:
         if before and before.record.id == record.id and before.record.generation == record.generation:
             before.checked = now
             return before
-        served = Served(record, self.store.blob(record.id), now)
+        try:
+            served = Served(record, self.store.blob(record.id), now)
+        except (NotThere, Damaged) as error:
+            self.store.lose_bundle(record)
+            self.builder.wake()
+            raise Unavailable("The content of this bundle is lost: it is being built again.") from error
         with self._lock:
             self._served[place] = served
             self._served.move_to_end(place)

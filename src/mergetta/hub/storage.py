@@ -26,6 +26,14 @@ class Conflict(MergettaError):
     """It contradicts what is stored."""
 
 
+class Refused(MergettaError):
+    """This token may not do that, or not any more."""
+
+
+class Damaged(MergettaError):
+    """What is stored is not what was put: others are not affected, and trying again does not help."""
+
+
 class Unavailable(MergettaError):
     """Database or blobs cannot be reached, or are full: nothing was changed, try again later."""
 
@@ -86,7 +94,7 @@ class Storage:
             except FileNotFoundError:
                 raise NotThere(f"There is no blob {digest}.") from None
             except ValueError as error:
-                raise Unavailable(f"The hub's blob store cannot be trusted: {error}.") from error
+                raise Damaged(f"The hub's blob store cannot be trusted: {error}.") from error
 
     def _change(self, connection: sa.Connection, family: str) -> int:
         """A new generation of the pool. Takes the family's row, so that changes come one after the other."""

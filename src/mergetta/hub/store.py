@@ -20,6 +20,7 @@ from mergetta.hub.bundle_store import BundleStore
 from mergetta.hub.database import Database
 from mergetta.hub.records import (
     ACTIVE,
+    ADMIN,
     PENDING,
     QUARANTINED,
     RETIRED,
@@ -27,19 +28,30 @@ from mergetta.hub.records import (
     FamilyRecord,
 )
 from mergetta.hub.report_store import ReportStore
-from mergetta.hub.schema import bundles, devices, experts, families, reports, variants
-from mergetta.hub.screening import moments_apart, sketch_of
-from mergetta.hub.storage import Conflict, NotThere, reachable, record
+from mergetta.hub.schema import bundles, devices, experts, families, reports, tokens, variants
+from mergetta.hub.screening import moments_apart, rms, sketch_of
+from mergetta.hub.settings import Limits
+from mergetta.hub.storage import Conflict, Damaged, NotThere, Refused, reachable, record
 from mergetta.hub.token_store import TokenStore
 from mergetta.hub.validation import FURTHEST, check_expert, check_family
 from mergetta.merging.build import check_experts
 
+PROBE = b"mergetta"
+"""Written to see whether blobs can be."""
+
 
 class Store(BundleStore, TokenStore, ReportStore):
-    def __init__(self, database: str, blobs_at: str, reports_kept: int = 500, pool_memory: int = 2**31) -> None:
+    def __init__(
+        self,
+        database: str,
+        blobs_at: str,
+        reports_kept: int = 500,
+        pool_memory: int = 2**31,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
         """`reports_kept` per device; families whose scatter matrices exceed `pool_memory` bytes are refused."""
         self.database, self.blobs = Database(database), Blobs(blobs_at)
-        self.reports_kept, self.pool_memory = reports_kept, pool_memory
+        self.reports_kept, self.pool_memory, self.limits = reports_kept, pool_memory, limits
         with reachable():
             self.database.migrate()
 
@@ -51,7 +63,7 @@ class Store(BundleStore, TokenStore, ReportStore):
         with reachable():
             with self.database.read() as connection:
                 connection.execute(sa.select(sa.func.count()).select_from(families))
-            self.put_blob(b"mergetta")
+            self.put_blob(PROBE)
 
     def put_family(self, data: bytes, family: str) -> bool:
         """Register a family; True if it is new. The same file again changes nothing."""
@@ -63,11 +75,12 @@ class Store(BundleStore, TokenStore, ReportStore):
         if known is not None:
             if known.blob != digest_of(data):
                 raise Conflict(f"The family {family!r} is registered with other contents.")
+            self.put_blob(data)  # it may have been lost or damaged
             return False
         row = {
             "id": family, "blob": self.put_blob(data), "note": file.note, "preprocessing": dict(file.preprocessing),
             "groups": len(file.base), "parameters": sum(v.size for v in file.base.values()),
-            "created": time.time(), "generation": 0, "built": 0, "lease_until": 0.0,
+            "created": time.time(), "epoch": int(time.time()), "generation": 0, "built": 0, "lease_until": 0.0,
         }  # fmt: skip
         with reachable():
             try:
@@ -89,12 +102,17 @@ class Store(BundleStore, TokenStore, ReportStore):
         return found
 
     def delete_family(self, family: str) -> None:
-        """With everything that belongs to it; its blobs stay, unnamed."""
-        self.family(family)
+        """With everything that belongs to it."""
+        gone = {self.family(family).blob}
         with reachable(), self.database.write() as connection:
+            for table in (experts, bundles):
+                gone |= set(connection.execute(sa.select(table.c.id).where(table.c.family == family)).scalars())
             for table in (reports, devices, variants, bundles, experts):
                 connection.execute(table.delete().where(table.c.family == family))
             connection.execute(families.delete().where(families.c.id == family))
+        with reachable():
+            for digest in gone:
+                self.blobs.delete(digest)
 
     def families(self) -> list[FamilyRecord]:
         with reachable(), self.database.read() as connection:
@@ -114,8 +132,8 @@ class Store(BundleStore, TokenStore, ReportStore):
             raise MergettaError(f"This expert belongs to the family {expert.family!r}, not {family!r}.")
         check_experts(base.base, [expert], family)
         check_expert(expert)
-        apart = moments_apart(expert.groups, base.base)
-        if apart > FURTHEST:
+        layers = moments_apart(expert.groups, base.base)
+        if rms(layers) > FURTHEST:
             raise MergettaError("This expert's moments are not of this family, or it has diverged.")
         norm, sketch = sketch_of(expert.groups, base.base)
         samples = expert.provenance.get("samples")
@@ -123,20 +141,65 @@ class Store(BundleStore, TokenStore, ReportStore):
         now = time.time()
         entry = ExpertRecord(
             digest_of(data), family, expert.domain, str(expert.provenance.get("method", "")),
-            samples if counted else None, len(data), norm, apart, sketch, PENDING, "", False, token, now, now, 0,
+            samples if counted else None, len(data), norm, rms(layers), layers.tobytes(), sketch, PENDING, "", False,
+            token, now, now, 0,
         )  # fmt: skip
-        self.put_blob(data)  # even if known: the blob may have been lost or damaged
         known = self.find_expert(entry.id)
         if known is not None:
-            return known, False
+            return self._again(known, data), False
+        self._admit(family, token)  # before anything is written
+        self.put_blob(data)
         with reachable():
             try:
                 with self.database.write() as connection:
+                    self._admit(family, token, connection)  # it may have been revoked while the upload was on its way
                     revision = self._change(connection, family)
                     connection.execute(experts.insert().values(**{**vars(entry), "revision": revision}))
                 return self.expert(entry.id), True
             except IntegrityError:
                 return self.expert(entry.id), False
+            except Refused:
+                if self.find_expert(entry.id) is None:
+                    self.blobs.delete(entry.id)
+                raise
+
+    def _again(self, known: ExpertRecord, data: bytes) -> ExpertRecord:
+        """The very same upload: what was lost or damaged of it is mended, and merged again."""
+        if known.state == RETIRED:
+            return known
+        try:
+            self.blob(known.id)
+        except (NotThere, Damaged):
+            self.put_blob(data)
+            with reachable(), self.database.write() as connection:
+                mine = experts.update().where(experts.c.id == known.id)
+                connection.execute(mine.values(revision=self._change(connection, known.family)))
+        return self.expert(known.id)
+
+    def _admit(self, family: str, token: str, connection: sa.Connection | None = None) -> None:
+        """Raise `Refused` if a token may not upload (any more)."""
+        if connection is None:
+            with reachable(), self.database.read() as connection:
+                return self._admit(family, token, connection)
+        query = sa.select(tokens.c.revoked, tokens.c.role).where(tokens.c.id == token)
+        row = connection.execute(query.with_for_update(read=True)).first()  # revoking waits
+        if row is not None and row.revoked is not None:
+            raise Refused("This token has been revoked.")
+        if row is not None and row.role == ADMIN:
+            return
+        held = sa.select(sa.func.count()).select_from(experts)
+        mine = (experts.c.family == family, experts.c.token == token, experts.c.state != RETIRED)
+        if connection.execute(held.where(*mine)).scalar_one() >= self.limits.experts_per_token:
+            most = self.limits.experts_per_token
+            raise Refused(f"This token has {most} experts of this family, the most that it may have: retire some.")
+
+    def forget_expert(self, expert: ExpertRecord) -> None:
+        """As if it had never been uploaded."""
+        with reachable(), self.database.write() as connection:
+            if connection.execute(experts.delete().where(experts.c.id == expert.id)).rowcount:
+                self._change(connection, expert.family)
+        with reachable():
+            self.blobs.delete(expert.id)
 
     def find_expert(self, expert: str) -> ExpertRecord | None:
         with reachable(), self.database.read() as connection:
@@ -171,6 +234,24 @@ class Store(BundleStore, TokenStore, ReportStore):
             rows = connection.execute(query.limit(limit) if limit else query).all()
         return [record(ExpertRecord, row) for row in reversed(rows)]
 
+    def voices(self, family: str, most: int) -> list[ExpertRecord]:
+        """Active experts: the latest of each token, before there is a second of any."""
+        mine = sa.select(experts.c.id, experts.c.created).where(experts.c.family == family, experts.c.state == ACTIVE)
+        rank = sa.func.row_number().over(partition_by=experts.c.token, order_by=experts.c.created.desc())
+        ranked = mine.add_columns(rank.label("rank")).subquery()
+        chosen = sa.select(ranked.c.id).order_by(ranked.c.rank, ranked.c.created.desc()).limit(most)
+        with reachable(), self.database.read() as connection:
+            rows = connection.execute(sa.select(experts).where(experts.c.id.in_(chosen))).all()
+        return [record(ExpertRecord, row) for row in rows]
+
+    def contributors(self, family: str, domains: Iterable[str]) -> dict[str, int]:
+        """How many tokens have contributed the active experts of each of these domains, if any."""
+        number = sa.func.count(sa.distinct(experts.c.token))
+        mine = (experts.c.family == family, experts.c.state == ACTIVE, experts.c.domain.in_(list(domains)))
+        query = sa.select(experts.c.domain, number).where(*mine).group_by(experts.c.domain)
+        with reachable(), self.database.read() as connection:
+            return {row[0]: row[1] for row in connection.execute(query).all()}
+
     def counts(self, family: str) -> dict[str, int]:
         """Experts per state."""
         query = sa.select(experts.c.state, sa.func.count()).where(experts.c.family == family)
@@ -201,6 +282,18 @@ class Store(BundleStore, TokenStore, ReportStore):
         for expert in found:
             self.decide(expert, RETIRED, reason)
         return len(found)
+
+    def forget_retired(self, family: str) -> None:
+        """Delete the contents of experts that retired long ago: the row stays, so that they stay retired."""
+        edge = time.time() - self.limits.retired_days * 86400
+        old = (experts.c.family == family, experts.c.state == RETIRED, experts.c.changed < edge, experts.c.size > 0)
+        with reachable(), self.database.write() as connection:
+            gone = list(connection.execute(sa.select(experts.c.id).where(*old)).scalars())
+            if gone:
+                connection.execute(experts.update().where(*old).values(size=0, sketch=b"", layers=b""))
+        with reachable():
+            for digest in gone:
+                self.blobs.delete(digest)
 
     def judge(self, family: str, found: Mapping[str, tuple[str, str]]) -> None:
         """(state, reason) per expert, by the screening: not a change of the pool, but part of its next bundle."""

@@ -22,6 +22,9 @@ LARGEST_MOMENT = 1e6
 MOST_CHANNELS = 2**16
 """Of a signature, or of features: all clusters of a pool hold some."""
 
+MOST_GROUPS = 4096
+"""Of a family: no network has as many norm layers."""
+
 FURTHEST = 100.0
 """No domain shifts the moments of a network by so many standard deviations, or powers of e, on average."""
 
@@ -48,6 +51,10 @@ def check_expert(expert: Expert) -> None:
 
 def check_family(file: FamilyFile, memory: int) -> None:
     check_text(file.note, "The note", 2000)
+    if len(file.base) > MOST_GROUPS:
+        raise MergettaError(f"This family has {len(file.base)} groups, and the hub allows {MOST_GROUPS}.")
+    for name in file.base:
+        check_text(name, "The name of a group", 200)
     needed = sum(8 * vector.size**2 for vector in file.base.values())
     if needed > memory:
         raise MergettaError(f"This family needs {needed:,} bytes of scatter matrices, and the hub allows {memory:,}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ def build_bundle(
     moment_tolerance: float = MOMENT_TOLERANCE,
     members: int = MOST,
     family: str | None = None,
+    contributors: Sequence[Hashable] | None = None,
 ) -> Bundle:
     """Trim (NWS), reduce (RR) and choose ranks (ARS): all that a weak device needs of the experts.
 
@@ -63,6 +65,8 @@ def build_bundle(
     `members` is how many members the bundle has at most, which stand for one expert each or for a cluster of similar
     ones (`members.py`). With 0 it has none, as in the paper, and without `reduce` neither.
 
+    `contributors` says who each expert comes from: then all that come from one have together the weight of one.
+
     >>> bundle = build_bundle({"g": np.zeros(3)}, [{"g": np.array([2.0, 0.0, 0.1])}], initial=0.5)
     >>> bundle.merge()["g"].tolist()
     [1.0, 0.0, 0.0]
@@ -77,6 +81,8 @@ def build_bundle(
     if start.shape != (len(experts),) or not np.isfinite(start).all():
         raise MergettaError(f"initial must be one finite number, or one for each of the {len(experts)} experts.")
     family = check_experts(base, experts, family)
+    shares = contributor_shares(contributors or range(len(experts)), len(experts))
+    start, roots = start * shares, np.sqrt(shares)
 
     basis: dict[str, Matrix] = {}
     coefficients: dict[str, Matrix] = {}
@@ -85,25 +91,26 @@ def build_bundle(
     for name, source in mixed.items():
         tasks = task_matrix(source, [values[name] for values in adapted])
         if name not in weights:
-            basis[name], coefficients[name] = directions_of(tasks, mixture_shares(start), moment_tolerance, MOST)
+            tasks, parts = tasks * roots[:, None], mixture_shares(start) / roots
+            basis[name], coefficients[name] = directions_of(tasks, parts, moment_tolerance, MOST)
             continue
         if keep is not None:
             tasks = keep_largest(tasks, keep)
         threshold = None if tolerance is None else tolerance * (tasks.shape[1] if tolerance_per_entry else 1)
         if reduce:
-            basis[name], coefficients[name] = directions_of(tasks, start, threshold, max_rank)
+            tasks = tasks * roots[:, None]
+            basis[name], coefficients[name] = directions_of(tasks, start / roots, threshold, max_rank)
         else:
             basis[name], coefficients[name] = largest_tasks(tasks, start, threshold, max_rank)
     settings = {
         **facts_of(experts),
         **recorded(keep, max_rank, tolerance, tolerance_per_entry, moment_tolerance),
         "reduce": bool(reduce),
-        "initial": float(start[0]) if np.ndim(initial) == 0 else start.tolist(),
+        "initial": float(np.asarray(initial)) if np.ndim(initial) == 0 else np.asarray(initial, float).tolist(),
         "members": members if reduce else 0,
     }
-    kept = members_of(base, experts, basis, members) if members and reduce else None
-    spreads = spreads_of(experts)
-    variances = variances_of(base, experts) or feature_variances(np.mean(spreads, axis=0) if spreads else None, kept)
+    kept = members_of(base, experts, basis, members, contributors, shares) if members and reduce else None
+    variances = variances_of(base, experts, shares) or feature_variances(mean_spread(experts, shares), kept)
     return Bundle(base, basis, coefficients, tuple(frozen), family, variances, settings, kept)
 
 
@@ -138,19 +145,39 @@ def directions_of(tasks: Matrix, start: Matrix, threshold: float | None, max_ran
     return factors.basis[:rank], start @ factors.coordinates[:, :rank]
 
 
+def contributor_shares(contributors: Sequence[Hashable], count: int) -> Matrix:
+    """(N,): weights of experts, 1 on average, such that all contributors have the same.
+
+    >>> contributor_shares(["a", "b", "b", "b"], 4).round(2).tolist()
+    [2.0, 0.67, 0.67, 0.67]
+    """
+    if len(contributors) != count:
+        raise MergettaError(f"There are {len(contributors)} contributors for {count} experts: name one for each.")
+    each = Counter(contributors)
+    return np.array([count / (len(each) * each[name]) for name in contributors])
+
+
 def members_of(
-    base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]], basis: GroupValues, most: int
+    base: GroupValues,
+    experts: Sequence[Expert | Mapping[str, np.ndarray]],
+    basis: GroupValues,
+    most: int,
+    contributors: Sequence[Hashable] | None,
+    shares: Matrix,
 ) -> Members:
-    """Experts in the order given, or clusters of them; each counts as a contributor of its own."""
+    """Experts in the order given, or clusters of them; each counts as a contributor of its own, unless told."""
     clusters = Clusters(base, most)
     for number, expert in enumerate(experts):
-        clusters.add(number, expert)
+        clusters.add(number, expert, contributors[number] if contributors else None, float(shares[number]))
     return clusters.members(basis)
 
 
-def spreads_of(experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> list[np.ndarray]:
+def mean_spread(experts: Sequence[Expert | Mapping[str, np.ndarray]], shares: Matrix) -> np.ndarray | None:
     """Of those that tell."""
-    return [expert.spread for expert in experts if isinstance(expert, Expert) and expert.spread is not None]
+    told = [
+        (e.spread, w) for e, w in zip(experts, shares, strict=True) if isinstance(e, Expert) and e.spread is not None
+    ]
+    return np.average([s for s, _ in told], axis=0, weights=[w for _, w in told]) if told else None
 
 
 def feature_variances(spread: np.ndarray | None, members: Members | None) -> Variances | None:
@@ -160,13 +187,16 @@ def feature_variances(spread: np.ndarray | None, members: Members | None) -> Var
     return Variances(spread, between_domains(members.features, members.features.shape[2:]))
 
 
-def variances_of(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> Variances | None:
+def variances_of(
+    base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]], shares: Matrix | None = None
+) -> Variances | None:
     """How moments vary between images and domains, the source among them; None if no expert tells."""
-    spreads = spreads_of(experts)
-    if not moment_pairs(base) or not spreads:
+    shares = np.ones(len(experts)) if shares is None else shares
+    spread = mean_spread(experts, shares)
+    if not moment_pairs(base) or spread is None:
         return None
     domains = np.stack([moments_of(values, base) for values in (*map(values_of, experts), base)])
-    return Variances(np.mean(spreads, axis=0), between_domains(domains, layer_sizes(base)))
+    return Variances(spread, between_domains(domains, layer_sizes(base), np.append(shares, 1.0)))
 
 
 def check_experts(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]], family: str | None) -> str:

@@ -1,12 +1,13 @@
 """A pool of experts as one scatter matrix per group: `build_bundle` for a hub that never stops collecting.
 
-With the same initial coefficient c for every expert, the merged group is θ₀ + c (Σ τ̂) V_rᵀ V_r, and V_r, the leading
-right singular vectors of the stacked task vectors, are the leading eigenvectors of G = Σ τ̂ᵀτ̂. So G, Σ τ̂ and the count
-say all that the experts do: adding one is a rank-one update, retiring one a downdate.
+With an initial coefficient c w for an expert of weight w, the merged group is θ₀ + c (Σ w τ̂) V_rᵀ V_r, and V_r, the
+leading right singular vectors of the stacked √w τ̂, are the leading eigenvectors of G = Σ w τ̂ᵀτ̂. So G, Σ w τ̂ and the
+weights say all that the experts do: adding one is a rank-one update, retiring one a downdate, weighing it anew both.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from mergetta.streams.domain import Variances
 
 Experts = Mapping[Any, Expert | GroupValues]
 """By keys, which tell them apart."""
+Weights = Mapping[Any, float]
 EPSILON = float(np.finfo(np.float64).eps)
 ACCURACY = 1e-6
 """How far a merged group and an entry of its basis may be from the exact ones: a tenth of what is promised."""
@@ -32,7 +34,7 @@ CHUNK = 256
 
 
 class Pool:
-    """Per group: the scatter matrix G (float64), the sum of the trimmed task vectors and their count.
+    """Per group: the scatter matrix G (float64) and the sum of the trimmed task vectors, both weighted.
 
     Cost and memory do not depend on the number of experts. Bundles equal those of `build_bundle`, except that a
     direction weaker than about 1e-7 of the strongest one is rounding in G and counts as none. Members are kept beside
@@ -57,9 +59,9 @@ class Pool:
         self._clear()
 
     def _clear(self) -> None:
-        self._keys: set[Hashable] = set()
+        self._shares: dict[Hashable, float] = {}
         self._clusters = Clusters(self._groups, self.members) if self.members else None
-        self._spread: list[Matrix | float] = [0.0, 0.0]  # sum over the experts that have one, and how many
+        self._spread: tuple[Any, float, int] = 0.0, 0.0, 0  # over the experts that have one: sum, weight, how many
         self._scatter = {name: np.zeros((origin.size, origin.size)) for name, origin in self._base.items()}
         self._sum = {name: np.zeros(origin.size) for name, origin in self._base.items()}
         self._dust = dict.fromkeys(self._base, 0.0)  # bound on the rounding error in G, which downdates leave behind
@@ -68,7 +70,7 @@ class Pool:
     @property
     def count(self) -> int:
         """How many experts there are."""
-        return len(self._keys)
+        return len(self._shares)
 
     @property
     def nbytes(self) -> int:
@@ -91,18 +93,35 @@ class Pool:
         """Add an expert under a key of its own; its member counts who contributed it, by default somebody new."""
         self.add_many({key: expert}, {} if contributor is None else {key: contributor})
 
-    def add_many(self, experts: Experts, contributors: Mapping[Any, Hashable] | None = None) -> None:
-        """Add all experts, or none if one of them does not fit. One by one or at once gives the same up to rounding."""
+    def add_many(
+        self, experts: Experts, contributors: Mapping[Any, Hashable] | None = None, weights: Weights | None = None
+    ) -> None:
+        """Add all experts, or none if one of them does not fit. One by one or at once gives the same up to rounding.
+
+        Weights are relative to one another, 1 unless told.
+        """
         checked = self._checked(experts)
-        twice = [key for key in experts if key in self._keys]
+        twice = [key for key in experts if key in self._shares]
         if twice:
             raise MergettaError(f"The pool has an expert {twice[0]!r} already.")
-        self._update(checked, 1)
-        self._spread = self._with_spreads(experts, 1)
-        self._keys |= experts.keys()
+        shares = {key: (weights or {}).get(key, 1.0) for key in experts}
+        self._update(checked, list(shares.values()))
+        self._spread = self._with_spreads(experts, shares)
+        self._shares |= shares
         if self._clusters is not None:
             for key, expert in experts.items():
-                self._clusters.add(key, expert, (contributors or {}).get(key))
+                self._clusters.add(key, expert, (contributors or {}).get(key), shares[key])
+
+    def reweigh(self, experts: Experts, weight: float) -> None:
+        """Give experts that the pool holds another weight."""
+        self._check_held(experts)
+        more = {key: weight - self._shares[key] for key in experts}
+        self._update(self._checked(experts), list(more.values()))
+        self._spread = self._with_spreads(experts, more, 0)
+        for key, expert in experts.items():
+            self._shares[key] = weight
+            if self._clusters is not None:
+                self._clusters.reweigh(key, expert, weight)
 
     def remove(self, key: Hashable, expert: Expert | GroupValues) -> None:
         """Undo `add` of the same expert."""
@@ -111,21 +130,25 @@ class Pool:
         if self.count == 1:
             self._clear()  # nothing is left, not even rounding
             return
-        self._update(experts, -1)
-        self._spread = self._with_spreads({key: expert}, -1)
-        self._keys.remove(key)
+        less = {key: -self._shares[key]}
+        self._update(experts, list(less.values()))
+        self._spread = self._with_spreads({key: expert}, less, -1)
+        del self._shares[key]
         if self._clusters is not None:
             self._clusters.remove(key, expert)
 
     def _check_held(self, keys: Iterable[Hashable]) -> None:
         for key in keys:
-            if key not in self._keys:
+            if key not in self._shares:
                 raise MergettaError(f"The pool has no expert {key!r}.")
 
-    def _with_spreads(self, experts: Experts, sign: int) -> list[Matrix | float]:
-        told = [expert.spread for expert in experts.values() if isinstance(expert, Expert)]
-        found = [spread.astype(np.float64) for spread in told if spread is not None]
-        return [self._spread[0] + sign * sum(found, start=np.zeros(())), self._spread[1] + sign * len(found)]
+    def _with_spreads(self, experts: Experts, weights: Weights, sign: int = 1) -> tuple[Any, float, int]:
+        total, weight, number = self._spread
+        for key, expert in experts.items():
+            if isinstance(expert, Expert) and expert.spread is not None:
+                total = total + weights[key] * expert.spread.astype(np.float64)
+                weight, number = weight + weights[key], number + sign
+        return total, weight, number
 
     def bundle(
         self,
@@ -149,10 +172,12 @@ class Pool:
         count = self.count - len(without)
         if count < 1:
             raise MergettaError("A bundle needs at least one expert.")
+        scale = count / math.fsum(weight for key, weight in self._shares.items() if key not in without)
         check_limits(max_rank, tolerance)
         if not np.isfinite(initial):
             raise MergettaError(f"initial must be one finite number, not {initial}.")
-        total_spread, spreads = self._with_spreads(without, -1)
+        less = {key: -self._shares[key] for key in without}
+        total_spread, spread_weight, spreads = self._with_spreads(without, less, -1)
         left_out = self._checked(without)
         between: dict[str, float] = {}
         basis: dict[str, Matrix] = {}
@@ -161,11 +186,12 @@ class Pool:
             matrix, total, dust = self._scatter[name], self._sum[name], self._dust[name]
             if without:
                 matrix, total = matrix.copy(), total.copy()
-                dust += shift(matrix, total, self._tasks(name, left_out), -1)
+                dust += shift(matrix, total, self._tasks(name, left_out), np.array(list(less.values())))
+            total = scale * total
             threshold = None if tolerance is None else tolerance * (origin.size if tolerance_per_entry else 1)
             moves = name in self._weights
             if not moves:  # the source model is one of the domains
-                apart = matrix.trace() / (count + 1) - float(np.vdot(total, total)) / (count + 1) ** 2
+                apart = scale * matrix.trace() / (count + 1) - float(np.vdot(total, total)) / (count + 1) ** 2
                 between[name] = max(apart, 0.0) / origin.size
             each = initial if moves else float(mixture_shares(np.full(count, initial))[0])
             directions = leading_directions(
@@ -182,7 +208,7 @@ class Pool:
         members = None
         if self._clusters is not None:
             members = (self._clusters.without(without) if without else self._clusters).members(basis)
-        spread = np.asarray(total_spread) / spreads if spreads else None
+        spread = np.maximum(total_spread / spread_weight, 0.0) if spreads else None
         pairs, variances = moment_pairs(self._base), None
         if pairs and spread is not None:
             variances = Variances(spread, np.array([[between[pair[row]] for pair in pairs] for row in (0, 1)]))
@@ -218,25 +244,27 @@ class Pool:
         tasks: Matrix = np.stack([expert[name] for expert in experts]).astype(np.float64) - self._base[name]
         return tasks if self.keep is None or name not in self._weights else keep_largest(tasks, self.keep)
 
-    def _update(self, experts: Sequence[GroupValues], sign: int) -> None:
+    def _update(self, experts: Sequence[GroupValues], weights: Sequence[float]) -> None:
         for first in range(0, len(experts), CHUNK):
-            chunk = experts[first : first + CHUNK]
+            chunk, shares = experts[first : first + CHUNK], np.array(weights[first : first + CHUNK])
             for name, matrix in self._scatter.items():
-                self._dust[name] += shift(matrix, self._sum[name], self._tasks(name, chunk), sign)
+                self._dust[name] += shift(matrix, self._sum[name], self._tasks(name, chunk), shares)
 
 
-def shift(matrix: Matrix, total: Matrix, tasks: Matrix, sign: int) -> float:
-    """Add task vectors to G and their sum, or take them away, in place. Returns a bound on the rounding error in G."""
+def shift(matrix: Matrix, total: Matrix, tasks: Matrix, weights: Matrix) -> float:
+    """Add weighted task vectors to G and their sum, or with weights below zero take them away, in place.
+
+    Returns a bound on the rounding error in G.
+    """
     before = float(matrix.trace())
     if len(tasks) == 1:
         rows = np.flatnonzero(tasks[0])  # trimming has left 40 % of them
-        matrix[rows] += np.outer(sign * tasks[0, rows], tasks[0])
+        matrix[rows] += np.outer(weights[0] * tasks[0, rows], tasks[0])
     else:
-        product = tasks.T @ tasks
-        product *= sign
-        matrix += product
-    total += sign * tasks.sum(axis=0)
-    return EPSILON * (max(before, float(matrix.trace())) + len(tasks) * float(np.vdot(tasks, tasks)))
+        matrix += (tasks * weights[:, None]).T @ tasks
+    total += weights @ tasks
+    energy = float(np.abs(weights) @ (tasks**2).sum(axis=1))
+    return EPSILON * (max(before, float(matrix.trace())) + len(tasks) * energy)
 
 
 def leading_directions(

@@ -181,6 +181,10 @@ def over_layers(values: NDArray[Any], sizes: Sequence[int]) -> NDArray[np.float6
     return np.asarray(np.add.reduceat(values, starts, axis=-1) / np.asarray(sizes))
 
 
-def between_domains(domains: NDArray[Any], sizes: Sequence[int]) -> NDArray[np.float64]:
+def between_domains(
+    domains: NDArray[Any], sizes: Sequence[int], weights: NDArray[Any] | None = None
+) -> NDArray[np.float64]:
     """(2, layers): variance between domains, (M, 2, C), of means and of second moments."""
-    return over_layers(np.stack([with_seconds(each) for each in domains]).var(axis=0), sizes)
+    seconds = np.stack([with_seconds(each) for each in domains])
+    apart = (seconds - np.average(seconds, axis=0, weights=weights)) ** 2
+    return over_layers(np.average(apart, axis=0, weights=weights), sizes)

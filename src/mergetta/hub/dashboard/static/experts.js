@@ -22,7 +22,7 @@ export function draw({ experts, similarity }, { family }) {
   redraw = () => drawTable(experts, family);
   showFilled("experts", experts.length > 0);
   redraw();
-  if (experts.length) drawChart("similarity", heatmap(experts, similarity, family));
+  if (similarity.experts.length) drawChart("similarity", heatmap(experts, similarity, family));
 }
 
 function drawTable(experts, family) {

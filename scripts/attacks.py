@@ -1,0 +1,244 @@
+"""What bad contributors can do to a hub and to its devices, end to end in one process: store, builder, bundle, device.
+
+python scripts/attacks.py            # fashion-bn, severity 5, mean of fog, gaussian noise and pixelate; a few minutes
+
+Honest experts are those of the 14 other domains, one contributor each unless told. Crafted ones raise the error on
+other images of the targets as far as the screening lets them: norm and direction of honest experts, as a whole and in
+each layer. `merge` is the error of the bundle's start with the statistics of batches of 200, as in the paper; `device`
+that of race-merge with its default settings, in batches of 64.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mergetta import Bundle, Expert, RaceMerge, TorchRuntime, load_family
+from mergetta.bench.inputs import target_of, training_of
+from mergetta.bench.pools import make_expert
+from mergetta.bench.store import Store as Results
+from mergetta.bench.store import default_cache
+from mergetta.bench.suite import load_suite
+from mergetta.family_file import FamilyFile
+from mergetta.groups import learnable
+from mergetta.hub.builder import Builder
+from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, Variant
+from mergetta.hub.settings import HubSettings
+from mergetta.hub.store import Store
+
+TARGETS = ("fog", "gaussian_noise", "pixelate")
+SUITE = load_suite("fashion-bn").restricted(samples=1000).model_copy(update={"expert_samples": 3000})
+RUNTIME = TorchRuntime(load_family("fashion-bn"))
+BASE, NAMES = RUNTIME.groups, learnable(RUNTIME.groups)
+Upload = tuple[str, Expert]
+"""A token, and what it uploads."""
+
+
+def task(expert: Expert) -> dict[str, np.ndarray]:
+    return {name: expert.groups[name] - BASE[name] for name in NAMES}
+
+
+def with_task(expert: Expert, vector: dict[str, np.ndarray], domain: str) -> Expert:
+    groups = {**expert.groups, **{name: BASE[name] + vector[name] for name in NAMES}}
+    return replace(expert, groups=groups, domain=domain)
+
+
+def scaled(expert: Expert, factor: float, domain: str) -> Expert:
+    return with_task(expert, {name: factor * part for name, part in task(expert).items()}, domain)
+
+
+class Attacker:
+    """Knows all honest experts, the screening, and labelled images like those of the targets.
+
+    Its vectors are as long as the longest honest ones, 1.7 times the median.
+    """
+
+    def __init__(self, honest: Sequence[Expert], longer: float = 1.7) -> None:
+        self.honest = list(honest)
+        tasks = [task(expert) for expert in honest]
+        self.mean = {name: np.mean([each[name] for each in tasks], axis=0) for name in NAMES}
+        self.longest = {name: longer * np.median([np.linalg.norm(each[name]) for each in tasks]) for name in NAMES}
+        self.images = [next(iter(training_of(SUITE, domain).stream(9, 300))) for domain in TARGETS]
+
+    def allowed(self, vector: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """As near as the screening lets through: in each layer an honest length, and a cosine above 0.2."""
+        found = {}
+        for name, part in vector.items():
+            along = self.mean[name] / np.linalg.norm(self.mean[name])
+            across = part - (part @ along) * along
+            across *= 0.98 / max(float(np.linalg.norm(across)), 1e-12)
+            found[name] = (self.longest[name] * (0.2 * along + across)).astype(np.float32)
+        return found
+
+    def craft(self, steps: int = 40) -> dict[str, np.ndarray]:
+        vector = self.allowed({name: np.random.default_rng(0).normal(size=BASE[name].size) for name in NAMES})
+        for step in range(steps):
+            images, labels = self.images[step % len(self.images)]
+            tensors = {name: torch.from_numpy(part).requires_grad_() for name, part in vector.items()}
+            moved = {name: torch.from_numpy(BASE[name]) + 1.4 * tensor for name, tensor in tensors.items()}
+            logits = RUNTIME.forward(images, moved).logits
+            torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels)).backward()
+            steps_of = {n: t.grad.numpy() / max(float(t.grad.norm()), 1e-12) for n, t in tensors.items()}
+            vector = self.allowed({n: vector[n] + self.longest[n] * steps_of[n] for n in NAMES})
+        return vector
+
+    def uploads(self, count: int, vector: dict[str, np.ndarray]) -> list[Expert]:
+        """All different, with the moments of honest experts."""
+        rng = np.random.default_rng(1)
+        return [
+            with_task(
+                self.honest[i % len(self.honest)],
+                {n: part + 0.02 * self.longest[n] * rng.normal(size=part.size) / part.size**0.5
+                 for n, part in vector.items()},
+                f"evil-{i}",
+            )
+            for i in range(count)
+        ]  # fmt: skip
+
+
+def each(experts: Sequence[Expert], name: str) -> list[Upload]:
+    """One contributor per expert."""
+    return [(f"{name}-{i}", expert) for i, expert in enumerate(experts)]
+
+
+def one(experts: Sequence[Expert], name: str) -> list[Upload]:
+    return [(name, expert) for expert in experts]
+
+
+def drift(attacker: Attacker, vector: dict[str, np.ndarray]) -> list[list[Upload]]:
+    """Three tokens, 80 uploads each: step by step from honest to three times as long as crafted; a build after 15."""
+    found = []
+    for i in range(80):
+        share = (i + 1) / 80
+        for token in range(3):
+            start = task(attacker.honest[token])
+            moved = {n: (1 - share) * start[n] + 3 * share * vector[n] for n in NAMES}
+            found.append((f"drift-{token}", with_task(attacker.honest[token], moved, f"drift-{token}-{i}")))
+    return [found[i : i + 15] for i in range(0, len(found), 15)]
+
+
+def far_moments(expert: Expert, share: float, domain: str) -> Expert:
+    """Honest weights; moments on the other side of the source's, `share` times as far away as honest ones."""
+    groups = dict(expert.groups)
+    for name in groups:
+        if name.endswith("running_mean"):
+            groups[name] = BASE[name] - share * (groups[name] - BASE[name])
+        elif name.endswith("running_var"):
+            groups[name] = BASE[name] * (BASE[name] / np.maximum(groups[name], 1e-6)) ** share
+    return replace(expert, groups=groups, domain=domain)
+
+
+Attack = Callable[[list[Expert], Attacker, dict[str, np.ndarray]], list[list[Upload]]]
+"""Honest experts, an attacker and its vector → rounds of uploads, with a build after each."""
+
+
+def attacks() -> Iterator[tuple[str, Attack, bool]]:
+    """(name, uploads, whether the hub is open)."""
+    yield "clean pool", lambda h, a, v: [each(h, "honest")], True
+    for n in (15, 50):
+        yield f"{n} crafted by one token", lambda h, a, v, n=n: [each(h, "honest"), one(a.uploads(n, v), "evil")], True
+    yield "two tokens in all, 15 of −20 ×", lambda h, a, v: [
+        one(h, "honest") + one([scaled(h[i % len(h)], -20, f"evil-{i}") for i in range(15)], "evil")
+    ], True  # fmt: skip
+    yield "4 crafted first, by one token, alone", lambda h, a, v: [one(a.uploads(4, v), "evil")], True
+    yield "… after 14 honest ones", lambda h, a, v: [one(a.uploads(4, v), "evil"), each(h, "honest")], True
+    yield "… the hub not open", lambda h, a, v: [one(a.uploads(4, v), "?evil"), each(h, "honest")], False
+    yield "31 negated by one token first", lambda h, a, v: [
+        one([scaled(h[i % len(h)], -1 - i / 100, f"evil-{i}") for i in range(31)], "evil"), each(h, "honest")
+    ], True  # fmt: skip
+    yield "20 Sybil tokens against 14", lambda h, a, v: [each(h, "honest"), each(a.uploads(20, v), "?evil")], False
+    yield "… all of them approved", lambda h, a, v: [each(h, "honest"), each(a.uploads(20, v), "evil")], True
+    yield "slow drift by 3 tokens", lambda h, a, v: [each(h, "honest"), *drift(a, v)], True
+    yield "own: 6 crafted, 6 tokens of 20", lambda h, a, v: [each(h, "honest"), each(a.uploads(6, v), "evil")], True
+    yield "own: the same, 3.4 × the median's length", lambda h, a, v: [
+        each(h, "honest"), each(a.uploads(6, {n: np.float32(2) * p for n, p in v.items()}), "evil")
+    ], True  # fmt: skip
+    yield "own: moments mirrored, 3 × as far, 6 tokens of 20", lambda h, a, v: [
+        each(h, "honest"), each([far_moments(h[i], 3.0, f"evil-{i}") for i in range(6)], "evil")
+    ], True  # fmt: skip
+
+
+def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle, dict[str, int], dict[str, int]]:
+    """The bundle of a hub that was sent these, and the states of honest and of evil experts."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = HubSettings.in_folder(Path(folder), open=is_open)
+        store = Store(settings.database, settings.blobs)
+        store.put_family(FamilyFile.of_runtime(RUNTIME).to_bytes(), RUNTIME.family)
+        builder = Builder(store, settings)
+        tokens: dict[str, str] = {}
+        for uploads in rounds:
+            for name, expert in uploads:
+                if name not in tokens:
+                    approved = not name.startswith("?")
+                    tokens[name] = store.create_token(name, "contribute", approved=approved)[1].id
+                store.add_expert(RUNTIME.family, expert.to_bytes(), tokens[name])
+            builder.build_all()
+        current = store.current(RUNTIME.family, Variant())
+        assert current is not None
+        bundle = Bundle.from_bytes(store.blob(current.id))
+        honest = {token for name, token in tokens.items() if name.startswith("honest")}
+        states: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        for entry in store.experts(RUNTIME.family):
+            of = states[entry.token not in honest]
+            of[entry.state] = of.get(entry.state, 0) + 1
+        store.close()
+    return bundle, *states
+
+
+def errors(bundle: Bundle, target: str) -> tuple[float, float]:
+    """Of the merge and of the device."""
+    domain, merged = target_of(SUITE, target), bundle.merge()
+    wrong = [np.argmax(RUNTIME(x, merged).logits, 1) != y for x, y in domain.stream(0, 200)]
+    adapter = RaceMerge(RUNTIME, bundle)
+    online = [np.argmax(adapter.predict(x), 1) != y for x, y in domain.stream(0, 64)]
+    return 100 * float(np.concatenate(wrong).mean()), 100 * float(np.concatenate(online).mean())
+
+
+def false_base() -> None:
+    """Registering is for administrators; and a contributor compares before it uploads anything."""
+    rng = np.random.default_rng(0)
+    wrong = {n: v + 0.5 * np.abs(v).mean() * rng.normal(size=v.size).astype(np.float32) for n, v in BASE.items()}
+    wrong |= {n: np.abs(v) for n, v in wrong.items() if n.endswith("running_var")}
+    try:
+        FamilyFile(RUNTIME.family, wrong).check_base(BASE)
+    except Exception as error:
+        print(f"false base: refused by honest clients ({error})")
+
+
+def main(wanted: str = "") -> None:
+    results = Results(Path(default_cache()))
+    experts = {domain: make_expert(SUITE, "roid", domain, 0, results) for domain in SUITE.domains}
+    plain = [
+        100 * float(np.mean(np.concatenate([
+            np.argmax(RUNTIME(x, given=1.0).logits, 1) != y for x, y in target_of(SUITE, target).stream(0, 200)
+        ])))
+        for target in TARGETS
+    ]  # fmt: skip
+    print(f"source model: {np.mean(plain):.1f}")
+    false_base()
+    pools = {target: [e for domain, e in experts.items() if domain != target] for target in TARGETS}
+    attackers = {target: Attacker(pool) for target, pool in pools.items()}
+    crafted = {target: attacker.craft() for target, attacker in attackers.items()}
+    print("| attack | honest active / out | evil active / quarantined / waiting | merge | device |")
+    print("|---|---|---|---:|---:|")
+    for name, attack, is_open in attacks():
+        if wanted not in name:
+            continue
+        found = []
+        for target in TARGETS:
+            bundle, good, bad = hub(attack(pools[target], attackers[target], crafted[target]), is_open)
+            found.append(errors(bundle, target))
+        merge, device = np.mean(found, axis=0)
+        out = sum(number for state, number in good.items() if state != ACTIVE)
+        evil = " / ".join(str(bad.get(state, 0)) for state in (ACTIVE, QUARANTINED, PENDING))
+        print(f"| {name} | {good.get(ACTIVE, 0)} / {out} | {evil} | {merge:.1f} | {device:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
