@@ -25,6 +25,7 @@ from mergetta.family_file import FamilyFile
 from mergetta.hub.access import COOKIE
 from mergetta.hub.app import create_app
 from mergetta.hub.limits import Gate
+from mergetta.hub.protocol import server_options
 from mergetta.hub.settings import HubSettings
 
 CHROMIUM = shutil.which("chromium")
@@ -104,7 +105,7 @@ def serve(folder: Path) -> Running:
     app, tokens = hub_app(folder)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, **{**server_options(), "timeout_graceful_shutdown": 1}))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     eventually(lambda: server.started)

@@ -19,6 +19,7 @@ from fastapi.testclient import TestClient
 from mergetta import Bundle, Expert, build_bundle
 from mergetta.hub.app import create_app
 from mergetta.hub.builder import Builder
+from mergetta.hub.frame import LARGEST_JSON
 from mergetta.hub.limits import Gate
 from mergetta.hub.records import Variant
 from mergetta.hub.settings import HubSettings, Recipe
@@ -403,7 +404,7 @@ class TestTrust:
                 assert fleet.call("POST", EXPERTS, role, content=b"x" * size).status_code == 413
                 chunked = (b"x" * 50 for _ in range(size // 50 + 1))  # no Content-Length to go by
                 assert fleet.call("POST", EXPERTS, role, content=chunked).status_code == 413
-            assert fleet.call("POST", "/v1/reports", content=b" " * 20_001).status_code == 413
+            assert fleet.call("POST", "/v1/reports", content=b" " * (LARGEST_JSON + 1)).status_code == 413
         assert fleet.store.experts(FAMILY) == []
 
     def test_signatures(self, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_format
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="The server that collects experts and hands out bundles.", no_args_is_help=True)
 token_app = typer.Typer(help="Who may use the hub: create, list and revoke tokens.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
+
+
+class LogLevel(StrEnum):
+    info = "info"
+    warning = "warning"
+
 
 Folder = Annotated[
     Path, typer.Option(help="Where SQLite and blobs are kept, unless the addresses below say otherwise.")
@@ -57,6 +64,7 @@ def serve(
     weight: Annotated[
         float, typer.Option(help="Initial coefficients of all experts together (paper: 14 × 0.1).")
     ] = 1.4,
+    log_level: Annotated[LogLevel, typer.Option(help="`info` also logs every request.")] = LogLevel.warning,
 ) -> None:
     """Run the hub. The first start prints an administrator's token, once.
 
@@ -66,6 +74,7 @@ def serve(
     from pydantic import ValidationError
 
     from mergetta.errors import MergettaError
+    from mergetta.hub.protocol import server_options
     from mergetta.hub.settings import Recipe
     from mergetta.hub.store import Store
 
@@ -96,11 +105,9 @@ def serve(
         host=host,
         port=port,
         workers=workers,
-        log_level="warning",
-        access_log=False,
         ssl_certfile=certificate,
         ssl_keyfile=certificate_key,
-        timeout_graceful_shutdown=10,
+        **server_options(log_level.value),
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any
 
-from fastapi import HTTPException, Request, Security
+from fastapi import HTTPException, Request, Response, Security
 from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 
+from mergetta.hub.frame import BODY_LIMIT
 from mergetta.hub.limits import TRUSTED_OFFLINE
 from mergetta.hub.records import ADMIN, CONSUME, CONTRIBUTE, TokenRecord
 from mergetta.hub.state import Hub
@@ -47,22 +49,41 @@ async def identify(hub: Hub, secret: str) -> TokenRecord:
     return token
 
 
+async def authenticated(request: Request) -> TokenRecord:
+    """Whoever sent a request, by bearer token or by the dashboard's cookie."""
+    given, stored = await bearer(request), await cookie(request)
+    secret = given.credentials if given else None
+    if secret is None and stored and (request.method == "GET" or HEADER in request.headers):
+        secret = stored
+    if secret is None:
+        raise HTTPException(
+            401, "A token is needed: send it as `Authorization: Bearer …`.", {"WWW-Authenticate": "Bearer"}
+        )
+    return await identify(hub_of(request), secret)
+
+
+class Door(APIRoute):
+    """A route that knows who asks before FastAPI reads, let alone parses, what they send."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            request.scope["token"] = await authenticated(request)
+            return await handle(request)
+
+        return guarded
+
+
 def needs(*roles: str) -> Callable[..., Awaitable[TokenRecord]]:
-    """A dependency that lets through tokens of any of these roles, and administrators."""
+    """A dependency that lets through tokens of any of these roles, and administrators; the route is a `Door`."""
 
     async def check(
         request: Request,
-        given: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+        given: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],  # for the API's description
         stored: Annotated[str | None, Security(cookie)],
     ) -> TokenRecord:
-        secret = given.credentials if given else None
-        if secret is None and stored and (request.method == "GET" or HEADER in request.headers):
-            secret = stored
-        if secret is None:
-            raise HTTPException(
-                401, "A token is needed: send it as `Authorization: Bearer …`.", {"WWW-Authenticate": "Bearer"}
-            )
-        token = await identify(hub_of(request), secret)
+        token: TokenRecord = request.scope["token"]
         if not any(token.may(role) for role in roles):
             raise HTTPException(403, f"This needs a token with the role {' or '.join(roles)}, not {token.role}.")
         return token
@@ -78,7 +99,7 @@ administrator = needs(ADMIN)
 
 async def body_of(request: Request, token: TokenRecord) -> bytes:
     """The raw body, never more of it in memory than this token may send."""
-    limit = token.max_upload or hub_of(request).settings.max_upload
+    limit = request.scope[BODY_LIMIT] = token.max_upload or hub_of(request).settings.max_upload
     too_large = HTTPException(413, f"The body is larger than the {limit:,} bytes this token may send.")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:

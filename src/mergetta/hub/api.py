@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from mergetta.hub.access import administrator, anyone, body_of, consumer, contributor, hub_of
+from mergetta.hub.access import Door, administrator, anyone, body_of, consumer, contributor, hub_of
 from mergetta.hub.records import ADMIN, RETIRED, BundleRecord, ExpertRecord, FamilyRecord, TokenRecord, Variant
 from mergetta.hub.screening import similarities
 from mergetta.hub.shapes import (
@@ -22,6 +22,7 @@ from mergetta.hub.shapes import (
     Key,
     Problem,
     Report,
+    Reports,
     Similarity,
     Status,
     Taken,
@@ -40,14 +41,16 @@ Consumer = Annotated[TokenRecord, Depends(consumer)]
 Administrator = Annotated[TokenRecord, Depends(administrator)]
 TheHub = Annotated[Hub, Depends(hub_of)]
 
-DOORS: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in (400, 401, 403, 413, 422, 429, 503)}
+DOORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem} for status in (400, 401, 403, 408, 413, 422, 429, 503)
+}
 MISSING: dict[int | str, dict[str, Any]] = {404: {"model": Problem}}
 UPLOAD: dict[int | str, dict[str, Any]] = {409: {"model": Problem}}
 BYTES: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 RAW = {"requestBody": {"required": True, **BYTES}}
 
 open_routes = APIRouter(prefix="/v1", tags=["hub"])
-router = APIRouter(prefix="/v1", responses=DOORS)
+router = APIRouter(prefix="/v1", responses=DOORS, route_class=Door)
 
 
 @open_routes.get("/health", response_model=Status)
@@ -276,10 +279,8 @@ def get_blob(digest: Annotated[str, Path(pattern=DIGEST)], hub: TheHub, token: C
 
 
 @router.post("/reports", tags=["devices"], status_code=201, responses=MISSING)
-def post_reports(reports: list[Report], hub: TheHub, token: Consumer) -> Taken:
+def post_reports(reports: Reports, hub: TheHub, token: Consumer) -> Taken:
     """How devices are doing; several at once after a time without connection."""
-    if len(reports) > 200:
-        raise HTTPException(413, "At most 200 reports at once.")
     hub.store.add_reports([report.model_dump() for report in reports], token.id)
     return Taken(taken=len(reports))
 
