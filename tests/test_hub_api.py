@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from mergetta import Bundle, Expert, build_bundle
+from mergetta import Bundle, Expert, MergettaError, build_bundle
+from mergetta.hub import limits
+from mergetta.hub.access import COOKIE
 from mergetta.hub.app import create_app
 from mergetta.hub.builder import Builder
 from mergetta.hub.frame import LARGEST_JSON
@@ -59,6 +61,7 @@ class Fleet:
         while time.monotonic() < deadline:
             family = self.store.family(FAMILY)
             if family.built == family.generation:
+                self.app.state.hub._published(FAMILY)  # as the builder is about to
                 return
             time.sleep(0.01)
         raise AssertionError("the hub did not finish building")
@@ -385,6 +388,78 @@ class TestTrust:
         fleet.app.state.hub.gate = Gate()
         assert fleet.call("GET", "/v1/families", "consume").status_code == 401
 
+    def test_a_known_token_needs_no_database_until_it_is_revoked(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+        find = fleet.store.find_token
+        monkeypatch.setattr(fleet.store, "find_token", lambda secret: asked.append(secret) or find(secret))
+        monkeypatch.setattr(limits, "FOLLOWED_EVERY", 0.05)
+        for _ in range(3):
+            assert fleet.call("GET", "/v1/families", "consume").status_code == 200
+            time.sleep(0.06)
+        assert asked == [fleet.secrets["consume"]]
+        mine = next(t for t in fleet.store.tokens() if t.role == "consume")
+        assert mine.last_used is not None and mine.last_used > mine.created
+        fleet.store.revoke_token(mine.id)
+        time.sleep(0.06)
+        assert fleet.call("GET", "/v1/families", "consume").status_code == 401
+        assert asked == [fleet.secrets["consume"]]
+
+    def test_a_token_revoked_while_it_was_looked_up(self, fleet: Fleet) -> None:
+        gate, (mine, *_) = Gate(), fleet.store.tokens()
+        fleet.store.revoke_token(mine.id)
+        gate.follow(fleet.store)
+        gate.remember("secret", mine)  # found before, remembered after
+        assert gate.refuses(mine)
+
+    def test_expired(self, fleet: Fleet) -> None:
+        for role, seconds in (("old", -1.0), ("new", 60.0)):
+            fleet.secrets[role], _ = fleet.store.create_token(role, "consume", expires=time.time() + seconds)
+        assert fleet.call("GET", "/v1/families", "old").status_code == 401
+        assert fleet.call("GET", "/v1/families", "new").status_code == 200
+
+    def test_scope(self, pool: Fleet) -> None:
+        expert = pool.upload(honest(0))["id"]
+        digest = hashlib.sha256(pool.call("GET", BUNDLE).content).hexdigest()
+        report = {"family": FAMILY, "device": "d", "time": 0, "state": "settled", "batches": 1, "images": 1}
+        pool.secrets["here"], _ = pool.store.create_token("h", "contribute", families=[FAMILY], device="d")
+        pool.secrets["elsewhere"], _ = pool.store.create_token("e", "contribute", families=["other"])
+        for role, status in (("here", 200), ("elsewhere", 403)):
+            for path in (BUNDLE, EXPERTS, f"/v1/experts/{expert}", f"/v1/blobs/{digest}", f"/v1/families/{FAMILY}"):
+                assert pool.call("GET", path, role).status_code == status, path
+            assert len(pool.call("GET", "/v1/families", role).json()) == (status == 200)
+            assert (pool.call("POST", "/v1/reports", role, json=[report]).status_code == 403) == (status == 403)
+            assert pool.call("POST", f"/v1/experts/{expert}/state", role, json={"state": "retired"}).status_code == 403
+        impostor = pool.call("POST", "/v1/reports", "here", json=[{**report, "device": "e"}])
+        assert impostor.status_code == 403 and "'d'" in impostor.json()["detail"]
+        with pytest.raises(MergettaError, match="all families"):
+            pool.store.create_token("a", "admin", families=[FAMILY])
+
+    def test_who_did_what(self, pool: Fleet) -> None:
+        ids = {t.role: t.id for t in pool.store.tokens()}
+        odd = pool.upload(expert_of(-task_vector(1), "odd"))["id"]
+        pool.settle()
+        pool.call("POST", f"/v1/experts/{odd}/state", json={"state": "retired", "reason": "poison"})
+        pool.store.revoke_token(ids["consume"])
+        pool.client.post("/login", json={"token": pool.secrets["admin"]})
+        pool.call("DELETE", f"/v1/families/{FAMILY}")
+        assert pool.call("GET", "/v1/audit", "contribute").status_code == 403
+        told = pool.call("GET", "/v1/audit").json()
+        assert [(e["actor"], e["action"], e["subject"]) for e in told[:6]] == [
+            (ids["admin"], "delete family", FAMILY),
+            (ids["admin"], "log in", ids["admin"]),
+            ("command line", "revoke token", ids["consume"]),
+            (ids["admin"], "retire expert", odd),
+            ("screening", "quarantine expert", odd),
+            (ids["contribute"], "upload expert", odd),
+        ]
+        assert (told[3]["why"], told[3]["family"], told[3]["name"]) == ("poison", FAMILY, "admin")
+        assert [e["action"] for e in told[-4:]] == ["register family"] + 3 * ["create token"]
+        assert pool.call("GET", f"/v1/audit?before={told[1]['number']}&limit=1").json() == told[2:3]
+        listed = pool.call("GET", "/v1/tokens").json()
+        assert {t["id"] for t in listed} == set(ids.values()) and "hash" not in listed[0]
+
     def test_rate(self, fleet: Fleet) -> None:
         fleet.secrets["slow"], _ = fleet.store.create_token("slow", "consume", rate=2)
         answers = [fleet.call("GET", "/v1/families", "slow") for _ in range(8)]
@@ -431,7 +506,9 @@ class TestTrust:
 
     def test_a_cookie_alone_changes_nothing(self, pool: Fleet) -> None:
         victim = pool.upload(honest(0))["id"]
-        pool.client.cookies.set("mergetta_token", pool.secrets["admin"])
+        pool.client.cookies.set(COOKIE, pool.secrets["admin"])
+        assert pool.client.get("/v1/families").status_code == 401  # a cookie holds a session, not a token
+        assert pool.client.post("/login", json={"token": pool.secrets["admin"]}).status_code == 200
         assert pool.client.get("/v1/families").status_code == 200
         path = f"/v1/experts/{victim}/state"
         assert pool.client.post(path, json={"state": "retired"}).status_code == 401  # as another site could make it

@@ -1,9 +1,10 @@
-"""`mergetta hub`: serve, tokens, keys, demo."""
+"""`mergetta hub`: serve, tokens, keys, the audit log, demo."""
 
 from __future__ import annotations
 
 import dataclasses
 import json as json_format
+import time
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -131,12 +132,16 @@ def create(
     blobs: Blobs = None,
     rate: Annotated[float, typer.Option(min=0, help="Most requests per second; 0 for no limit.")] = 50.0,
     max_upload: Annotated[int, typer.Option(min=0, help="Most bytes of one request; 0 for the hub's limit.")] = 0,
+    days: Annotated[float | None, typer.Option(min=0, help="Refuse it after so many days (default: never).")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="For this family; again for more (default: all).")] = None,
+    device: Annotated[str | None, typer.Option(help="Take reports of this device only (default: any).")] = None,
 ) -> None:
     """Create a token and print it, once: the hub keeps only a hash.
 
-    Example: `mergetta hub token create camera-7 --role consume`
+    Example: `mergetta hub token create camera-7 --role consume --days 365 --device camera-7`
     """
-    secret, _ = opened(folder, database, blobs).create_token(name, role, rate, max_upload)
+    expires = None if days is None else time.time() + 86400 * days
+    secret, _ = opened(folder, database, blobs).create_token(name, role, rate, max_upload, expires, family, device)
     typer.echo(secret)
 
 
@@ -155,10 +160,12 @@ def list_tokens(
     if json:
         typer.echo(json_format.dumps([dataclasses.asdict(token) for token in tokens]))
         return
-    table = Table("id", "name", "role", "requests/s", "created", "revoked")
+    table = Table("id", "name", "role", "requests/s", "families", "device", "created", "last used", "ends", "revoked")
     for token in tokens:
         rate = f"{token.rate:g}" if token.rate else "any"
-        table.add_row(token.id, token.name, token.role, rate, day(token.created), day(token.revoked))
+        scope = (", ".join(token.families or ["all"]), token.device or "any")
+        times = map(day, (token.created, token.last_used, token.expires, token.revoked))
+        table.add_row(token.id, token.name, token.role, rate, *scope, *times)
     Console().print(table)
 
 
@@ -178,6 +185,28 @@ def revoke(
     store.revoke_token(token)
     retired = f", {store.retire_all(token, 'its token was revoked')} experts retired" if retire else ""
     typer.echo(f"{token} is revoked{retired}")
+
+
+@app.command("audit")
+def audit(
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, one entry per line, oldest first.")] = False,
+) -> None:
+    """Show who did what: uploads, decisions, tokens, families, logins. The log only ever grows.
+
+    Example: `mergetta hub audit --json`
+    """
+    entries = opened(folder, database, blobs).audit()[::-1]
+    if json:
+        for entry in entries:
+            typer.echo(json_format.dumps(dataclasses.asdict(entry)))
+        return
+    table = Table("time", "who", "did", "to", "family", "why")
+    for entry in entries:
+        table.add_row(day(entry.time), entry.name, entry.action, entry.subject[:12], entry.family, entry.why)
+    Console().print(table)
 
 
 def opened(folder: Path, database: str | None, blobs: str | None) -> Store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any
@@ -12,12 +13,12 @@ from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 
 from mergetta.hub.frame import BODY_LIMIT
-from mergetta.hub.limits import TRUSTED_OFFLINE
+from mergetta.hub.limits import FOLLOWED_EVERY
 from mergetta.hub.records import ADMIN, CONSUME, CONTRIBUTE, TokenRecord
 from mergetta.hub.state import Hub
 from mergetta.hub.storage import Unavailable
 
-COOKIE = "mergetta_token"
+COOKIE = "mergetta_session"
 HEADER = "x-mergetta-dashboard"
 """Sent by the dashboard's own scripts. Another site can make a browser send a cookie, but not this header."""
 bearer = HTTPBearer(auto_error=False, description="`mergetta hub token create` makes one.")
@@ -29,21 +30,20 @@ def hub_of(request: Request) -> Hub:
     return hub
 
 
-async def identify(hub: Hub, secret: str) -> TokenRecord:
-    """The token behind a secret; 401 if it is unknown or revoked, 429 if it comes too often."""
-    token = hub.gate.remembered(secret)
+async def identify(hub: Hub, secret: str, session: bool = False) -> TokenRecord:
+    """The token behind a secret, its own or a session's; 401 if there is none (any more), 429 if it comes too often."""
+    gate = hub.gate
+    if gate.must_follow():
+        with contextlib.suppress(Unavailable):  # readers go on
+            await run_in_threadpool(gate.follow, hub.store)
+    token = gate.remembered(secret, *([FOLLOWED_EVERY] if session else []))
     if token is None:
-        try:
-            token = await run_in_threadpool(hub.store.find_token, secret)
-        except Unavailable:
-            token = hub.gate.remembered(secret, TRUSTED_OFFLINE)
-            if token is None:
-                raise
-            return token
-        if token is None:
-            raise HTTPException(401, "This token is unknown or revoked.", {"WWW-Authenticate": "Bearer"})
-        hub.gate.remember(secret, token)
-    wait = hub.gate.wait(token)
+        token = await run_in_threadpool(hub.store.find_session if session else hub.store.find_token, secret)
+        if token is not None:
+            gate.remember(secret, token)
+    if token is None or gate.refuses(token):
+        raise HTTPException(401, "This token is unknown, revoked or expired.", {"WWW-Authenticate": "Bearer"})
+    wait = gate.wait(token)
     if wait:
         raise HTTPException(429, "Too many requests for this token.", {"Retry-After": str(math.ceil(wait))})
     return token
@@ -52,14 +52,11 @@ async def identify(hub: Hub, secret: str) -> TokenRecord:
 async def authenticated(request: Request) -> TokenRecord:
     """Whoever sent a request, by bearer token or by the dashboard's cookie."""
     given, stored = await bearer(request), await cookie(request)
-    secret = given.credentials if given else None
-    if secret is None and stored and (request.method == "GET" or HEADER in request.headers):
-        secret = stored
-    if secret is None:
-        raise HTTPException(
-            401, "A token is needed: send it as `Authorization: Bearer …`.", {"WWW-Authenticate": "Bearer"}
-        )
-    return await identify(hub_of(request), secret)
+    if given:
+        return await identify(hub_of(request), given.credentials)
+    if stored and (request.method == "GET" or HEADER in request.headers):
+        return await identify(hub_of(request), stored, session=True)
+    raise HTTPException(401, "A token is needed: send it as `Authorization: Bearer …`.", {"WWW-Authenticate": "Bearer"})
 
 
 class Door(APIRoute):
@@ -75,6 +72,11 @@ class Door(APIRoute):
         return guarded
 
 
+def check_scope(token: TokenRecord, family: str | None) -> None:
+    if family is not None and not token.sees(family):
+        raise HTTPException(403, f"This token is not for the family {family!r}.")
+
+
 def needs(*roles: str) -> Callable[..., Awaitable[TokenRecord]]:
     """A dependency that lets through tokens of any of these roles, and administrators; the route is a `Door`."""
 
@@ -86,6 +88,7 @@ def needs(*roles: str) -> Callable[..., Awaitable[TokenRecord]]:
         token: TokenRecord = request.scope["token"]
         if not any(token.may(role) for role in roles):
             raise HTTPException(403, f"This needs a token with the role {' or '.join(roles)}, not {token.role}.")
+        check_scope(token, request.path_params.get("family"))
         return token
 
     return check

@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from mergetta.hub.access import Door, administrator, anyone, body_of, consumer, contributor, hub_of
+from mergetta.hub.access import Door, administrator, anyone, body_of, check_scope, consumer, contributor, hub_of
 from mergetta.hub.records import ADMIN, RETIRED, BundleRecord, ExpertRecord, FamilyRecord, TokenRecord, Variant
 from mergetta.hub.screening import similarities
 from mergetta.hub.shapes import (
     DIGEST,
     NAME,
     PLAIN,
+    AuditShape,
     BundleShape,
     Decision,
     DeviceShape,
@@ -26,6 +27,7 @@ from mergetta.hub.shapes import (
     Similarity,
     Status,
     Taken,
+    TokenShape,
 )
 from mergetta.hub.state import Hub, Served
 from mergetta.hub.storage import Unavailable
@@ -94,7 +96,7 @@ def bundle_shape(bundle: BundleRecord) -> BundleShape:
 
 @router.get("/families", tags=["families"])
 def list_families(hub: TheHub, token: Anyone) -> list[FamilyShape]:
-    return [family_shape(hub, family) for family in hub.store.families()]
+    return [family_shape(hub, family) for family in hub.store.families() if token.sees(family.id)]
 
 
 @router.get("/families/{family}", tags=["families"], responses=MISSING)
@@ -105,7 +107,7 @@ def get_family(family: FamilyName, hub: TheHub, token: Anyone) -> FamilyShape:
 @router.delete("/families/{family}", tags=["families"], status_code=204, responses=MISSING)
 def delete_family(family: FamilyName, hub: TheHub, token: Administrator) -> None:
     """Forget a family with all its experts, bundles and devices: there is no way back."""
-    hub.store.delete_family(family)
+    hub.store.delete_family(family, token.id)
 
 
 @router.put(
@@ -116,7 +118,7 @@ async def put_family(
 ) -> FamilyShape:
     """Register a family with the file that `mergetta adapt --hub` sends. The same file again changes nothing."""
     data = await body_of(request, token)
-    if await run_in_threadpool(hub.store.put_family, data, family):
+    if await run_in_threadpool(hub.store.put_family, data, family, token.id):
         response.status_code = 201
     return await run_in_threadpool(get_family, family, hub, token)
 
@@ -162,7 +164,9 @@ def list_experts(
 
 @router.get("/experts/{expert}", tags=["experts"], responses=MISSING)
 def get_expert(expert: ExpertId, hub: TheHub, token: Anyone) -> ExpertShape:
-    return expert_shape(hub.store.expert(expert))
+    found = hub.store.expert(expert)
+    check_scope(token, found.family)
+    return expert_shape(found)
 
 
 @router.get("/experts/{expert}/content", tags=["experts"], responses={**MISSING, 200: BYTES}, response_class=Response)
@@ -176,9 +180,10 @@ def get_expert_content(expert: ExpertId, hub: TheHub, token: Administrator) -> R
 def decide(expert: ExpertId, decision: Decision, hub: TheHub, token: Contributor) -> ExpertShape:
     """Accept (active), quarantine or retire an expert. Contributors may retire what they have uploaded."""
     found = hub.store.expert(expert)
+    check_scope(token, found.family)
     if token.role != ADMIN and not (decision.state == RETIRED and found.token == token.id):
         raise HTTPException(403, "Only an administrator decides on experts; contributors may retire their own.")
-    changed = hub.store.decide(expert, decision.state, decision.reason)
+    changed = hub.store.decide(expert, decision.state, decision.reason, token.id)
     hub.builder.wake()
     return expert_shape(changed)
 
@@ -272,15 +277,20 @@ def list_bundles(family: FamilyName, hub: TheHub, token: Anyone) -> list[BundleS
 def get_blob(digest: Annotated[str, Path(pattern=DIGEST)], hub: TheHub, token: Consumer) -> Response:
     """A bundle by its SHA-256: never changes, may be cached for ever."""
     headers = {"Cache-Control": "private, max-age=31536000, immutable", "ETag": f'"{digest}"'}
-    signature = hub.store.bundle(digest).signature
-    if signature:
-        headers["X-Mergetta-Signature"] = signature
+    bundle = hub.store.bundle(digest)
+    check_scope(token, bundle.family)
+    if bundle.signature:
+        headers["X-Mergetta-Signature"] = bundle.signature
     return Response(hub.store.blob(digest), headers=headers, media_type="application/octet-stream")
 
 
 @router.post("/reports", tags=["devices"], status_code=201, responses=MISSING)
 def post_reports(reports: Reports, hub: TheHub, token: Consumer) -> Taken:
     """How devices are doing; several at once after a time without connection."""
+    for report in reports:
+        check_scope(token, report.family)
+        if token.device not in (None, report.device):
+            raise HTTPException(403, f"This token reports for {token.device!r}, not for {report.device!r}.")
     hub.store.add_reports([report.model_dump() for report in reports], token.id)
     return Taken(taken=len(reports))
 
@@ -309,3 +319,20 @@ def list_reports(
     """Oldest first."""
     hub.store.family(family)
     return [Report(**report) for report in hub.store.reports(family, device)]
+
+
+@router.get("/tokens", tags=["hub"])
+def list_tokens(hub: TheHub, token: Administrator) -> list[TokenShape]:
+    """All tokens, not their secrets."""
+    return [TokenShape(**vars(each)) for each in hub.store.tokens()]
+
+
+@router.get("/audit", tags=["hub"])
+def list_audit(
+    hub: TheHub,
+    token: Administrator,
+    before: Annotated[int | None, Query(ge=0, lt=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> list[AuditShape]:
+    """Who did what, the latest first; those before an entry's number."""
+    return [AuditShape(**vars(entry)) for entry in hub.store.audit(limit, before)]

@@ -148,3 +148,33 @@ class Status(BaseModel):
 
 class Taken(BaseModel):
     taken: int
+
+
+class TokenShape(BaseModel):
+    id: str
+    name: str
+    role: str
+    rate: float
+    max_upload: int
+    created: float
+    revoked: float | None
+    expires: float | None
+    last_used: float | None
+    """To within some minutes."""
+    families: list[str] | None
+    device: str | None
+
+
+class AuditShape(BaseModel):
+    """One line of who did what."""
+
+    number: int
+    time: float
+    actor: str
+    """A token's id, `command line` or `screening`."""
+    name: str
+    """The name of that token."""
+    action: str
+    subject: str
+    family: str
+    why: str

@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
+from mergetta.hub.audit_store import COMMAND_LINE
 from mergetta.hub.blobs import Blobs, digest_of
 from mergetta.hub.bundle_store import BundleStore
 from mergetta.hub.database import Database
@@ -33,6 +34,8 @@ from mergetta.hub.storage import Conflict, NotThere, reachable, record
 from mergetta.hub.token_store import TokenStore
 from mergetta.hub.validation import FURTHEST, check_expert, check_family
 from mergetta.merging.build import check_experts
+
+DECISIONS = {ACTIVE: "accept expert", QUARANTINED: "quarantine expert", RETIRED: "retire expert"}
 
 
 class Store(BundleStore, TokenStore, ReportStore):
@@ -53,7 +56,7 @@ class Store(BundleStore, TokenStore, ReportStore):
                 connection.execute(sa.select(sa.func.count()).select_from(families))
             self.put_blob(b"mergetta")
 
-    def put_family(self, data: bytes, family: str) -> bool:
+    def put_family(self, data: bytes, family: str, by: str = COMMAND_LINE) -> bool:
         """Register a family; True if it is new. The same file again changes nothing."""
         file = FamilyFile.from_bytes(data)
         if file.family != family:
@@ -73,9 +76,10 @@ class Store(BundleStore, TokenStore, ReportStore):
             try:
                 with self.database.write() as connection:
                     connection.execute(families.insert().values(row))
+                    self._note(connection, by, "register family", family, family)
                 return True
             except IntegrityError:  # somebody else was quicker
-                return self.put_family(data, family)
+                return self.put_family(data, family, by)
 
     def _family(self, family: str) -> FamilyRecord | None:
         with reachable(), self.database.read() as connection:
@@ -88,13 +92,14 @@ class Store(BundleStore, TokenStore, ReportStore):
             raise NotThere(f"The hub does not know the family {family!r}: register it first.")
         return found
 
-    def delete_family(self, family: str) -> None:
+    def delete_family(self, family: str, by: str = COMMAND_LINE) -> None:
         """With everything that belongs to it; its blobs stay, unnamed."""
         self.family(family)
         with reachable(), self.database.write() as connection:
             for table in (reports, devices, variants, bundles, experts):
                 connection.execute(table.delete().where(table.c.family == family))
             connection.execute(families.delete().where(families.c.id == family))
+            self._note(connection, by, "delete family", family, family)
 
     def families(self) -> list[FamilyRecord]:
         with reachable(), self.database.read() as connection:
@@ -134,6 +139,7 @@ class Store(BundleStore, TokenStore, ReportStore):
                 with self.database.write() as connection:
                     revision = self._change(connection, family)
                     connection.execute(experts.insert().values(**{**vars(entry), "revision": revision}))
+                    self._note(connection, token, "upload expert", entry.id, family, entry.domain)
                 return self.expert(entry.id), True
             except IntegrityError:
                 return self.expert(entry.id), False
@@ -178,9 +184,9 @@ class Store(BundleStore, TokenStore, ReportStore):
             rows = connection.execute(query.group_by(experts.c.state)).all()
         return {row[0]: row[1] for row in rows}
 
-    def decide(self, expert: str, state: str, reason: str) -> ExpertRecord:
+    def decide(self, expert: str, state: str, reason: str, by: str = COMMAND_LINE) -> ExpertRecord:
         """A person's word on an expert; the screening does not change it any more."""
-        if state not in (ACTIVE, QUARANTINED, RETIRED):
+        if state not in DECISIONS:
             raise MergettaError(f"An expert can be made active, quarantined or retired, not {state!r}.")
         before = self.expert(expert)
         if before.state == state and before.decided:
@@ -191,15 +197,16 @@ class Store(BundleStore, TokenStore, ReportStore):
             mine = experts.update().where(experts.c.id == expert, experts.c.state != RETIRED)
             if not connection.execute(mine.values(**values)).rowcount:
                 raise Conflict("A retired expert stays retired.")
+            self._note(connection, by, DECISIONS[state], expert, before.family, reason)
         return self.expert(expert)
 
-    def retire_all(self, token: str, reason: str) -> int:
+    def retire_all(self, token: str, reason: str, by: str = COMMAND_LINE) -> int:
         """Everything that one token has uploaded, of any family."""
         query = sa.select(experts.c.id).where(experts.c.token == token, experts.c.state != RETIRED)
         with reachable(), self.database.read() as connection:
             found = list(connection.execute(query).scalars())
         for expert in found:
-            self.decide(expert, RETIRED, reason)
+            self.decide(expert, RETIRED, reason, by)
         return len(found)
 
     def judge(self, family: str, found: Mapping[str, tuple[str, str]]) -> None:
@@ -210,4 +217,5 @@ class Store(BundleStore, TokenStore, ReportStore):
             for expert, (state, reason) in found.items():
                 values = {"state": state, "reason": reason, "changed": time.time(), "revision": revision}
                 mine = experts.update().where(experts.c.id == expert, sa.not_(experts.c.decided))
-                connection.execute(mine.values(**values))
+                if connection.execute(mine.values(**values)).rowcount and state == QUARANTINED:
+                    self._note(connection, "screening", "quarantine expert", expert, family, reason)
