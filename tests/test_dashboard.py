@@ -26,6 +26,8 @@ from mergetta.hub.access import COOKIE
 from mergetta.hub.app import create_app
 from mergetta.hub.limits import Gate
 from mergetta.hub.protocol import server_options
+from mergetta.hub.records import Variant
+from mergetta.hub.schema import experts, families
 from mergetta.hub.settings import HubSettings
 
 CHROMIUM = shutil.which("chromium")
@@ -333,9 +335,10 @@ def log_in(page: Any, hub: Running, role: str) -> None:
 
 
 def enter(page: Any, hub: Running, role: str = "admin", section: str = "overview", refresh: float = 3600) -> None:
+    """A section of the first family, or, as `section/family`, of another one."""
     log_in(page, hub, role)
     page.goto(f"{hub.address}/?refresh={refresh}#/{section}")
-    page.wait_for_selector(f"#{section}:visible")
+    page.wait_for_selector(f"#{section.partition('/')[0]}:visible")
 
 
 def charts(page: Any, section: str) -> dict[str, list[dict[str, Any]]]:
@@ -442,6 +445,9 @@ def test_an_accepted_expert_becomes_part_of_the_bundle(page: Any, running: Runni
     merged = running.store.history(FAMILY)[-1].experts
     enter(page, running, section="quarantine", refresh=0.5)
     page.click("[aria-label='Accept night_shift']")
+    page.click("dialog >> text=Cancel")
+    page.click("[aria-label='Accept night_shift']")
+    page.click("dialog button.primary")
     page.wait_for_selector("text=night_shift is accepted")
     page.wait_for_selector("[aria-label='Accept night_shift']", state="detached")
     eventually(lambda: running.store.history(FAMILY)[-1].experts == merged + 1)
@@ -477,8 +483,65 @@ def test_a_refused_decision_is_explained(page: Any, running: Running) -> None:
     enter(page, running, section="quarantine")
     running.store.decide(expert.id, "retired", "")
     page.click("[aria-label='Accept too_late']")
+    page.click("#confirm-yes")
     page.wait_for_selector("#toast:has-text('A retired expert stays retired')")
-    assert page.is_enabled("[aria-label='Accept too_late']")
+    page.wait_for_selector("[aria-label='Accept too_late']", state="detached")
+
+
+@needs_browser
+def test_several_active_experts_are_pulled_out_at_once(page: Any, running: Running) -> None:
+    enter(page, running, section="experts")
+    assert "the contribute" in page.inner_text("#contributor-table")
+    assert page.is_disabled("#expert-actions button >> nth=1")
+    for domain in ("fog", "frost"):
+        page.check(f"[aria-label='Choose {domain}']")
+    assert "2 experts chosen" in page.inner_text("#expert-actions")
+    page.click("#expert-actions >> text=Keep out")
+    assert "2 experts" in page.inner_text("#confirm-what")
+    page.click("#confirm-yes")
+    page.wait_for_selector("text=2 experts are kept out")
+    states = {expert.domain: expert.state for expert in running.store.experts(FAMILY)}
+    assert states["fog"] == states["frost"] == "quarantined"
+    page.click("nav a[data-section=log]")
+    page.wait_for_selector("#log-table td:text-is('quarantine expert')")
+    assert "kept out by the admin" in page.inner_text("#log-table")
+    for expert in running.store.experts(FAMILY):
+        if expert.domain in ("fog", "frost"):
+            running.store.decide(expert.id, "active", "")
+    assert not page.complaints
+
+
+@needs_browser
+def test_trouble_is_not_called_well(page: Any, running: Running) -> None:
+    family = "troubled@1"
+    running.store.put_family(family_file(family).to_bytes(), family)
+    data = expert_bytes(family_file(family), "fog", 0)
+    running.store.add_expert(family, data, "t")
+    eventually(lambda: (found := running.store.family(family)).built >= found.generation)
+    bundle = running.store.current(family, Variant()).id
+    quiet = [reports_of(device, 0, bundle, 2, family)[-1] for device in DEVICES]
+
+    def attention(*changes: dict[str, Any]) -> str:
+        reports = [{**report, **change} for report, change in zip(quiet, [*changes, *[{}] * 9], strict=False)]
+        running.store.add_reports(reports, "t")
+        enter(page, running, section=f"overview/{family}")
+        page.reload()
+        page.wait_for_selector("#attention li")
+        return str(page.inner_text("#attention"))
+
+    assert "No build and no device reports trouble" in attention()
+    told = attention({"fallbacks": 2}, {"refused": 1}, {"bad": 3}, {"entropy": 9.0})
+    for words in ("fell back 2 times", "refused 1 bundle", "could not read 3 images", "far less certain"):
+        assert words in told
+    assert "reports trouble" not in told
+    with running.store.database.write() as connection:  # as after a minute of builds that fail
+        connection.execute(
+            families.update().where(families.c.id == family).values(built=0, lease_until=time.time() + 15)
+        )
+        connection.execute(families.update().where(families.c.id == family).values(lease_owner="another"))
+        connection.execute(experts.update().where(experts.c.family == family).values(changed=time.time() - 600))
+    assert "No bundle with the latest experts for 10 min" in attention()
+    running.store.delete_family(family)
 
 
 @needs_browser
@@ -506,7 +569,7 @@ def test_names_from_outside_stay_text(page: Any, running: Running) -> None:
 @needs_browser
 def test_it_fits_on_a_phone(page: Any, running: Running) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
-    for section in ("overview", "experts", "bundle", "devices", "quarantine"):
+    for section in ("overview", "experts", "bundle", "devices", "quarantine", "log"):
         enter(page, running, section=section)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, f"{section} is wider than the screen"
 

@@ -457,8 +457,6 @@ class TestTrust:
         assert (told[3]["why"], told[3]["family"], told[3]["name"]) == ("poison", FAMILY, "admin")
         assert [e["action"] for e in told[-4:]] == ["register family"] + 3 * ["create token"]
         assert pool.call("GET", f"/v1/audit?before={told[1]['number']}&limit=1").json() == told[2:3]
-        listed = pool.call("GET", "/v1/tokens").json()
-        assert {t["id"] for t in listed} == set(ids.values()) and "hash" not in listed[0]
 
     def test_rate(self, fleet: Fleet) -> None:
         fleet.secrets["slow"], _ = fleet.store.create_token("slow", "consume", rate=2)

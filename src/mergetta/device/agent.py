@@ -178,6 +178,7 @@ class Agent:
         summary["entropy"] = finite(self.entropy)
         summary["loss"] = None if status.loss is None else finite(status.loss)
         summary["moved"] = None if status.moved is None else finite(status.moved)
+        summary["refused"] = link.refused
         link.report(summary)
         self._unreported = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
@@ -27,7 +28,6 @@ from mergetta.hub.shapes import (
     Similarity,
     Status,
     Taken,
-    TokenShape,
 )
 from mergetta.hub.state import Hub, Served
 from mergetta.hub.storage import Unavailable
@@ -83,11 +83,18 @@ def family_shape(hub: Hub, family: FamilyRecord) -> FamilyShape:
         experts=hub.store.counts(family.id),
         bundle=current.id if current else None,
         up_to_date=family.built >= family.generation,
+        waiting_since=hub.store.waiting_since(family),
     )
 
 
-def expert_shape(expert: ExpertRecord) -> ExpertShape:
-    return ExpertShape(**{name: getattr(expert, name) for name in ExpertShape.model_fields})
+def expert_shapes(hub: Hub, token: TokenRecord, experts: Sequence[ExpertRecord]) -> list[ExpertShape]:
+    """With the names of their contributors for administrators; others are told ids."""
+    names = hub.store.token_names({each.token for each in experts}) if token.role == ADMIN else {}
+    return [ExpertShape(**vars(each), uploader=names.get(each.token, "")) for each in experts]
+
+
+def expert_shape(hub: Hub, token: TokenRecord, expert: ExpertRecord) -> ExpertShape:
+    return expert_shapes(hub, token, [expert])[0]
 
 
 def bundle_shape(bundle: BundleRecord) -> BundleShape:
@@ -142,7 +149,7 @@ async def post_expert(
     if created:
         response.status_code = 201
         hub.builder.wake()
-    return expert_shape(expert)
+    return await run_in_threadpool(expert_shape, hub, token, expert)
 
 
 @router.get("/families/{family}/experts", tags=["experts"], responses=MISSING)
@@ -159,14 +166,14 @@ def list_experts(
     hub.store.family(family)
     states = (state,) if state else None
     found = hub.store.experts(family, states, limit=limit, token=uploader, before=before)
-    return [expert_shape(expert) for expert in found]
+    return expert_shapes(hub, token, found)
 
 
 @router.get("/experts/{expert}", tags=["experts"], responses=MISSING)
 def get_expert(expert: ExpertId, hub: TheHub, token: Anyone) -> ExpertShape:
     found = hub.store.expert(expert)
     check_scope(token, found.family)
-    return expert_shape(found)
+    return expert_shape(hub, token, found)
 
 
 @router.get("/experts/{expert}/content", tags=["experts"], responses={**MISSING, 200: BYTES}, response_class=Response)
@@ -185,7 +192,7 @@ def decide(expert: ExpertId, decision: Decision, hub: TheHub, token: Contributor
         raise HTTPException(403, "Only an administrator decides on experts; contributors may retire their own.")
     changed = hub.store.decide(expert, decision.state, decision.reason, token.id)
     hub.builder.wake()
-    return expert_shape(changed)
+    return expert_shape(hub, token, changed)
 
 
 @router.get("/families/{family}/similarity", tags=["experts"], responses=MISSING)
@@ -319,12 +326,6 @@ def list_reports(
     """Oldest first."""
     hub.store.family(family)
     return [Report(**report) for report in hub.store.reports(family, device)]
-
-
-@router.get("/tokens", tags=["hub"])
-def list_tokens(hub: TheHub, token: Administrator) -> list[TokenShape]:
-    """All tokens, not their secrets."""
-    return [TokenShape(**vars(each)) for each in hub.store.tokens()]
 
 
 @router.get("/audit", tags=["hub"])

@@ -55,6 +55,8 @@ class FamilyShape(BaseModel):
     experts: dict[str, int]
     bundle: str | None
     up_to_date: bool
+    waiting_since: float | None
+    """When the first expert came, or changed, that no bundle has taken in yet; long ago if builds fail."""
 
 
 class ExpertShape(BaseModel):
@@ -70,6 +72,8 @@ class ExpertShape(BaseModel):
     decided: bool
     token: str
     """Who uploaded it: the id of a token, as `mergetta hub token list` shows it."""
+    uploader: str
+    """The name of that token; empty for all but administrators."""
     created: float
     changed: float
 
@@ -115,6 +119,8 @@ class Report(Given):
     steps: Count = 0
     shifts: Count = 0
     fallbacks: Count = 0
+    refused: Count = 0
+    """Bundles of the hub that the device would not use."""
     entropy: Finite | None = None
     loss: Finite | None = None
     forwards: Finite = 0.0
@@ -148,21 +154,6 @@ class Status(BaseModel):
 
 class Taken(BaseModel):
     taken: int
-
-
-class TokenShape(BaseModel):
-    id: str
-    name: str
-    role: str
-    rate: float
-    max_upload: int
-    created: float
-    revoked: float | None
-    expires: float | None
-    last_used: float | None
-    """To within some minutes."""
-    families: list[str] | None
-    device: str | None
 
 
 class AuditShape(BaseModel):

@@ -184,6 +184,12 @@ class Store(BundleStore, TokenStore, ReportStore):
             rows = connection.execute(query.group_by(experts.c.state)).all()
         return {row[0]: row[1] for row in rows}
 
+    def waiting_since(self, family: FamilyRecord) -> float | None:
+        """When the first of the experts was changed that no bundle has taken in yet."""
+        waiting = sa.and_(experts.c.family == family.id, experts.c.revision > family.built)
+        with reachable(), self.database.read() as connection:
+            return connection.execute(sa.select(sa.func.min(experts.c.changed)).where(waiting)).scalar()
+
     def decide(self, expert: str, state: str, reason: str, by: str = COMMAND_LINE) -> ExpertRecord:
         """A person's word on an expert; the screening does not change it any more."""
         if state not in DECISIONS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -60,6 +60,11 @@ class TokenStore(AuditStore):
         with reachable(), self.database.read() as connection:
             rows = connection.execute(sa.select(tokens).order_by(tokens.c.created)).all()
         return [record(TokenRecord, row) for row in rows]
+
+    def token_names(self, ids: Collection[str]) -> dict[str, str]:
+        query = sa.select(tokens.c.id, tokens.c.name).where(tokens.c.id.in_(ids))
+        with reachable(), self.database.read() as connection:
+            return {row.id: row.name for row in connection.execute(query).all()}
 
     def find_token(self, secret: str) -> TokenRecord | None:
         """None for an unknown or revoked one."""
