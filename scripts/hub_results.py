@@ -227,7 +227,7 @@ def polls(tokens: str = "20000", seconds: str = "20") -> None:
             hub.call("PUT", f"/v1/families/{family}", FamilyFile.of_runtime(runtime).to_bytes())
             hub.call("POST", f"/v1/families/{family}/experts", fabricated(runtime, 0).to_bytes())
             etag = {"If-None-Match": f'"{hashlib.sha256(hub.bundle(family, 1).to_bytes()).hexdigest()}"'}
-            requests = [request_of("GET", f"/v1/families/{family}/bundle", secret, etag) for secret in secrets]
+            requests = [request_of("GET", f"/v1/families/{family}/current", secret, etag) for secret in secrets]
             for turn in ("first", "second"):
                 print(turn, asyncio.run(hammer(hub.port, requests, float(seconds), 32)), flush=True)
         finally:

@@ -17,6 +17,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from mergetta import Bundle, Expert, MergettaError, build_bundle
+from mergetta.device.hub_client import check_signature, load_key, read_key
 from mergetta.hub import limits
 from mergetta.hub.access import COOKIE
 from mergetta.hub.app import create_app
@@ -138,6 +139,36 @@ class TestTheWayOfAnExpert:
         assert newer.status_code == 200 and newer.headers["etag"] != etag
         old = pool.call("GET", f"/v1/blobs/{etag.strip(chr(34))}", "consume")
         assert old.content == first.content and "immutable" in old.headers["cache-control"]
+
+    @pytest.mark.parametrize("public", [False, True])
+    def test_what_is_current(self, tmp_path: Path, public: bool) -> None:
+        """A small signed file and an immutable one: where bundles are public, all that a cache needs."""
+        signer = Signer.create(tmp_path / "key.pem")
+        fleet = Fleet(tmp_path / "hub", public=public, signing_key=str(tmp_path / "key.pem"))
+        path = f"/v1/families/{FAMILY}/current"
+        with fleet.client:
+            fleet.register()
+            fleet.upload(honest(1))
+            fleet.settle()
+            answer = fleet.call("GET", path, "consume")
+            told = answer.json()
+            key = read_key(signer.public_key)
+            check_signature(load_key(key), answer.content, answer.headers["x-mergetta-signature"])
+            assert (told["family"], told["variant"]) == (FAMILY, "") and len(answer.content) < 300
+            same = {"If-None-Match": answer.headers["etag"]}
+            assert fleet.call("GET", path, "consume", headers=same).status_code == 304
+            blob = fleet.call("GET", f"/v1/blobs/{told['bundle']}", "consume")
+            assert hashlib.sha256(blob.content).hexdigest() == told["bundle"] and len(blob.content) == told["size"]
+            expected = ("public, max-age=10", "public") if public else ("private, no-cache", "private")
+            assert answer.headers["cache-control"] == expected[0]
+            assert blob.headers["cache-control"] == f"{expected[1]}, max-age=31536000, immutable"
+            assert fleet.bundle(exclude=["nothing"]).family == FAMILY
+            left_out = fleet.call("GET", path, "consume", params={"exclude": "nothing"}).json()
+            assert left_out["variant"] and left_out["bundle"] == told["bundle"]  # nothing was left out
+            for stranger, status in ((path, 200), (f"/v1/blobs/{told['bundle']}", 200), (BUNDLE, 401)):
+                assert fleet.client.get(stranger).status_code == (status if public else 401)
+            for query in ({"exclude": "fog"}, {"exclude_own": True}):
+                assert fleet.client.get(path, params=query).status_code == 401
 
     def test_retiring_is_exact(self, pool: Fleet) -> None:
         victim = pool.upload(honest(3))["id"]

@@ -59,7 +59,7 @@ class TestCommands:
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["bundle"] == id_of(make_bundle())
         assert [(report["device"], report["images"]) for report in hub.reports] == [("door", 20)]
-        assert "bundle?exclude=fog&exclude_own=true" in hub.requests[0][1]
+        assert "current?exclude=fog&exclude_own=true" in hub.requests[0][1]
         assert (tmp_path / "mergetta-hub" / "reports.jsonl").read_bytes() == b""
         served = (tmp_path / "predictions.jsonl").read_bytes()
         (tmp_path / "b.safetensors").write_bytes(hub.bundle)

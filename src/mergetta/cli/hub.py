@@ -55,6 +55,7 @@ def serve(
     certificate: Annotated[Path | None, typer.Option(help="TLS certificate (PEM).")] = None,
     certificate_key: Annotated[Path | None, typer.Option(help="TLS private key (PEM).")] = None,
     max_upload: Annotated[int, typer.Option(min=1024, help="Most bytes of one request.")] = 64 * 2**20,
+    public: Annotated[bool, typer.Option("--public", help="Bundles need no token: a CDN may cache them.")] = False,
     screen: Annotated[bool, typer.Option(help="Quarantine experts that are unlike all others.")] = True,
     keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
     max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
@@ -88,7 +89,7 @@ def serve(
         if file is not None and not file.is_file():
             raise MergettaError(f"Cannot read {file}: No such file.")
     settings = settings_of(
-        folder, database, blobs, recipe=recipe, max_upload=max_upload, screen=screen,
+        folder, database, blobs, recipe=recipe, max_upload=max_upload, public=public, screen=screen,
         signing_key=str(signing_key) if signing_key else None,
     )  # fmt: skip
     console = Console()

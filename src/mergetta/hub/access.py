@@ -100,6 +100,18 @@ consumer = needs(CONSUME, CONTRIBUTE)
 administrator = needs(ADMIN)
 
 
+async def reader(
+    request: Request,
+    given: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+    stored: Annotated[str | None, Security(cookie)],
+) -> TokenRecord | None:
+    """Who reads bundles; None for anybody, where they are public."""
+    if hub_of(request).settings.public and not given and not stored:
+        return None
+    request.scope["token"] = await authenticated(request)
+    return await consumer(request, given, stored)
+
+
 async def body_of(request: Request, token: TokenRecord) -> bytes:
     """The raw body, never more of it in memory than this token may send."""
     limit = request.scope[BODY_LIMIT] = token.max_upload or hub_of(request).settings.max_upload

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from mergetta.hub.access import Door, administrator, anyone, body_of, check_scope, consumer, contributor, hub_of
+from mergetta.hub.access import Door, administrator, anyone, body_of, check_scope, consumer, contributor, hub_of, reader
 from mergetta.hub.records import ADMIN, RETIRED, BundleRecord, ExpertRecord, FamilyRecord, TokenRecord, Variant
 from mergetta.hub.screening import similarities
 from mergetta.hub.shapes import (
@@ -17,6 +17,7 @@ from mergetta.hub.shapes import (
     PLAIN,
     AuditShape,
     BundleShape,
+    Current,
     Decision,
     DeviceShape,
     ExpertShape,
@@ -34,6 +35,8 @@ from mergetta.hub.storage import Unavailable
 
 MAPPED = 60
 """Experts in a similarity map."""
+CACHED = 10
+"""Seconds for which a cache may say which bundle is current."""
 FamilyName = Annotated[str, Path(pattern=NAME)]
 ExpertId = Annotated[str, Path(pattern=DIGEST)]
 DomainName = Annotated[str, Query(max_length=200, pattern=PLAIN)]
@@ -41,6 +44,7 @@ Anyone = Annotated[TokenRecord, Depends(anyone)]
 Contributor = Annotated[TokenRecord, Depends(contributor)]
 Consumer = Annotated[TokenRecord, Depends(consumer)]
 Administrator = Annotated[TokenRecord, Depends(administrator)]
+Reader = Annotated[TokenRecord | None, Depends(reader)]
 TheHub = Annotated[Hub, Depends(hub_of)]
 
 DOORS: dict[int | str, dict[str, Any]] = {
@@ -53,6 +57,7 @@ RAW = {"requestBody": {"required": True, **BYTES}}
 
 open_routes = APIRouter(prefix="/v1", tags=["hub"])
 router = APIRouter(prefix="/v1", responses=DOORS, route_class=Door)
+readers = APIRouter(prefix="/v1", responses=DOORS, tags=["bundles"])
 
 
 @open_routes.get("/health", response_model=Status)
@@ -204,19 +209,46 @@ def get_similarity(family: FamilyName, hub: TheHub, token: Anyone) -> Similarity
     return Similarity(experts=[e.id for e in experts], domains=[e.domain for e in experts], cosines=cosines)
 
 
+BUILDING: dict[int | str, dict[str, Any]] = {
+    202: {"model": Problem, "description": "Being built for the first time: ask again after `Retry-After` seconds."},
+    304: {"description": "You have it."},
+}
+FOR_EVER = "max-age=31536000, immutable"
+
+
+@readers.get(
+    "/families/{family}/current",
+    responses={**MISSING, **BUILDING, 200: {"model": Current}},
+    response_class=Response,
+)
+async def get_current(
+    family: FamilyName,
+    request: Request,
+    hub: TheHub,
+    token: Reader,
+    exclude: Annotated[list[DomainName] | None, Query(max_length=100)] = None,
+    exclude_own: bool = False,
+) -> Response:
+    """Which bundle is current, signed like the bundle itself, which is at /v1/blobs. `ETag` is the bundle's SHA-256."""
+    variant = variant_for(token, exclude, exclude_own)
+    served = hub.fresh(family, variant) or await run_in_threadpool(find_bundle, hub, family, variant)
+    if served is None:
+        return being_built()
+    pointer = hub.pointer(served)
+    shared = hub.settings.public and not variant.key
+    headers = headers_for(
+        served.record, pointer.signature, f"public, max-age={CACHED}" if shared else "private, no-cache"
+    )
+    if served.record.id in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(pointer.data, headers=headers, media_type="application/json")
+
+
 @router.get(
     "/families/{family}/bundle",
     tags=["bundles"],
     response_class=Response,
-    responses={
-        **MISSING,
-        200: BYTES,
-        202: {
-            "model": Problem,
-            "description": "Being built for the first time: ask again after `Retry-After` seconds.",
-        },
-        304: {"description": "You have it."},
-    },
+    responses={**MISSING, **BUILDING, 200: BYTES},
 )
 async def get_bundle(
     family: FamilyName,
@@ -227,19 +259,29 @@ async def get_bundle(
     exclude_own: bool = False,
 ) -> Response:
     """The current bundle; without some domains or one's own uploads if asked so. `ETag` is its SHA-256."""
-    variant = Variant.of(exclude or (), token.id if exclude_own else None)
-    served = hub.fresh(family, variant)
+    variant = variant_for(token, exclude, exclude_own)
+    served = hub.fresh(family, variant) or await run_in_threadpool(find_bundle, hub, family, variant)
     if served is None:
-        served = await run_in_threadpool(find_bundle, hub, family, variant)
-    if served is None:
-        return Response('{"detail": "This variant is being built."}', 202, {"Retry-After": "1"}, "application/json")
-    bundle = served.record
-    headers = {"ETag": f'"{bundle.id}"', "Cache-Control": "no-cache", "X-Mergetta-Generation": str(bundle.generation)}
-    if bundle.signature:
-        headers["X-Mergetta-Signature"] = bundle.signature
-    if bundle.id in request.headers.get("if-none-match", ""):
+        return being_built()
+    headers = headers_for(served.record, served.record.signature, "no-cache")
+    if served.record.id in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(served.data, headers=headers, media_type="application/octet-stream")
+
+
+def variant_for(token: TokenRecord | None, exclude: Sequence[str] | None, exclude_own: bool) -> Variant:
+    if token is None and (exclude or exclude_own):
+        raise HTTPException(401, "Only the whole pool's bundle is public.", {"WWW-Authenticate": "Bearer"})
+    return Variant.of(exclude or (), token.id if token and exclude_own else None)
+
+
+def being_built() -> Response:
+    return Response('{"detail": "This variant is being built."}', 202, {"Retry-After": "1"}, "application/json")
+
+
+def headers_for(bundle: BundleRecord, signature: str | None, caching: str) -> dict[str, str]:
+    headers = {"ETag": f'"{bundle.id}"', "Cache-Control": caching, "X-Mergetta-Generation": str(bundle.generation)}
+    return {**headers, "X-Mergetta-Signature": signature} if signature else headers
 
 
 def find_bundle(hub: Hub, family: str, variant: Variant) -> Served | None:
@@ -280,14 +322,16 @@ def list_bundles(family: FamilyName, hub: TheHub, token: Anyone) -> list[BundleS
     return [bundle_shape(bundle) for bundle in hub.store.history(family)]
 
 
-@router.get("/blobs/{digest}", tags=["bundles"], responses={**MISSING, 200: BYTES}, response_class=Response)
-def get_blob(digest: Annotated[str, Path(pattern=DIGEST)], hub: TheHub, token: Consumer) -> Response:
+@readers.get("/blobs/{digest}", responses={**MISSING, 200: BYTES}, response_class=Response)
+def get_blob(digest: Annotated[str, Path(pattern=DIGEST)], hub: TheHub, token: Reader) -> Response:
     """A bundle by its SHA-256: never changes, may be cached for ever."""
-    headers = {"Cache-Control": "private, max-age=31536000, immutable", "ETag": f'"{digest}"'}
     bundle = hub.store.bundle(digest)
-    check_scope(token, bundle.family)
-    if bundle.signature:
-        headers["X-Mergetta-Signature"] = bundle.signature
+    if token is None and bundle.variant:
+        raise HTTPException(401, "Only the whole pool's bundle is public.", {"WWW-Authenticate": "Bearer"})
+    if token is not None:
+        check_scope(token, bundle.family)
+    shared = hub.settings.public and not bundle.variant
+    headers = headers_for(bundle, bundle.signature, f"{'public' if shared else 'private'}, {FOR_EVER}")
     return Response(hub.store.blob(digest), headers=headers, media_type="application/octet-stream")
 
 

@@ -48,6 +48,7 @@ def create_app(settings: HubSettings) -> FastAPI:
     metrics = Metrics(hub.builder)
     app.include_router(api.open_routes)
     app.include_router(api.router)
+    app.include_router(api.readers)
     dashboard.add_to(app)
 
     @app.get("/metrics", include_in_schema=False)

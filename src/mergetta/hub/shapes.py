@@ -97,6 +97,16 @@ class BundleShape(BaseModel):
     created: float
 
 
+class Current(BaseModel):
+    """Which bundle of a family, or of a variant of it, is current."""
+
+    family: str
+    variant: str
+    bundle: str
+    generation: int
+    size: int
+
+
 class Similarity(BaseModel):
     """Cosines between the task vectors of the latest experts."""
 
