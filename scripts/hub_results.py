@@ -2,6 +2,7 @@
 
 python scripts/hub_results.py load      # requests per second, latency at half that rate, 200 uploads at once; 1 minute
 python scripts/hub_results.py polls     # conditional polls by 20,000 devices with a token each; half a minute
+python scripts/hub_results.py flood     # too many bodies, headers, connections, mistakes; memory and health; half a minute
 python scripts/hub_results.py kill 100  # kill −9 at random moments under load, then look for what was acknowledged
 python scripts/hub_results.py scale     # one more expert among 10 … 10,000 at the size of ViT-B/16; 10 minutes, 2 GB
 python scripts/hub_results.py poison    # 3 poisoned experts of 15, with and without screening: the fleet's error
@@ -10,6 +11,7 @@ python scripts/hub_results.py poison    # 3 poisoned experts of 15, with and wit
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hashlib
 import http.client
@@ -234,6 +236,64 @@ def polls(tokens: str = "20000", seconds: str = "20") -> None:
             hub.stop()
 
 
+def flood() -> None:
+    """What a stranger can send, and a consumer's token; health is asked for throughout, on connections of its own."""
+
+    def peak(hub: RunningHub) -> float:
+        status = Path(f"/proc/{hub.process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
+
+    def send(hub: RunningHub, head: str, *pieces: bytes) -> str:
+        with socket.create_connection(("127.0.0.1", hub.port), timeout=60) as connection:
+            try:
+                connection.sendall(head.encode())
+                for piece in pieces:
+                    connection.sendall(piece)
+                return connection.recv(12).decode()[9:] or "closed"
+            except OSError:
+                return "closed"
+
+    def post(token: str, body: bytes) -> tuple[str, bytes]:
+        lines = ("POST /v1/reports HTTP/1.1", "Host: hub", f"Authorization: Bearer {token}")
+        lines += ("Content-Type: application/json", f"Content-Length: {len(body)}")
+        return "\r\n".join([*lines, "", ""]), body
+
+    half_open: list[socket.socket] = []
+
+    def connect(hub: RunningHub) -> str:
+        for _ in range(1100):
+            half_open.append(socket.create_connection(("127.0.0.1", hub.port), timeout=5))
+            half_open[-1].sendall(b"GET / HTTP/1.1\r\n")
+        return "held"
+
+    zeros, lists = b"[" + b"0," * 2**21 + b"0]", b"[" + b"[]," * (20 * 2**20) + b"[]]"
+    headers = [b"x-junk: " + b"a" * 60_000 + b"\r\n"] * 5000
+    cases = {
+        "60 MiB of [[],…] without a token": lambda hub: send(hub, *post("none", lists)),
+        "300 MiB of headers": lambda hub: send(hub, "GET / HTTP/1.1\r\n", *headers),
+        "1,100 half-open connections": connect,
+        "4 MiB of [0,…] with a token": lambda hub: send(hub, *post(hub.token, zeros)),
+        "1 MiB of [0,…] with a token": lambda hub: send(hub, *post(hub.token, zeros[: 2**20 - 2] + b"0]")),
+    }
+    for name, attack in cases.items():
+        with running_hub() as hub, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            before, slowest = peak(hub), 0.0
+            running = pool.submit(attack, hub)
+            after = 0
+            while after < 5:
+                start = time.perf_counter()
+                try:
+                    healthy = hub.call("GET", "/v1/health")[0] == 200
+                except OSError:
+                    healthy = False
+                slowest = max(slowest, time.perf_counter() - start if healthy else np.inf)
+                after += running.done()
+                time.sleep(0.1)
+            print(f"{name}: {running.result()}, {before:.0f} to {peak(hub):.0f} MB, health {slowest:.2f} s", flush=True)
+            while half_open:
+                half_open.pop().close()
+
+
 def kill(times: str = "100") -> None:
     runtime = TorchRuntime(load_family("fashion-bn"))
     family = runtime.family
@@ -393,4 +453,6 @@ def poison() -> None:
 
 
 if __name__ == "__main__":
-    {"load": load, "polls": polls, "kill": kill, "scale": scale, "poison": poison}[sys.argv[1]](*sys.argv[2:])
+    {"load": load, "polls": polls, "flood": flood, "kill": kill, "scale": scale, "poison": poison}[sys.argv[1]](
+        *sys.argv[2:]
+    )
