@@ -2,7 +2,7 @@
 
 python scripts/hub_results.py load      # requests per second, latency at half that rate, 200 uploads at once; 1 minute
 python scripts/hub_results.py polls     # conditional polls by 20,000 devices with a token each; half a minute
-python scripts/hub_results.py flood     # too many bodies, headers, connections, mistakes; memory and health; half a minute
+python scripts/hub_results.py flood     # too many bodies, headers, connections, mistakes: memory and health; 1 minute
 python scripts/hub_results.py kill 100  # kill −9 at random moments under load, then look for what was acknowledged
 python scripts/hub_results.py scale     # one more expert among 10 … 10,000 at the size of ViT-B/16; 10 minutes, 2 GB
 python scripts/hub_results.py poison    # 3 poisoned experts of 15, with and without screening: the fleet's error
