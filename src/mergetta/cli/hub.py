@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def list_tokens(
         rate = f"{token.rate:g}" if token.rate else "any"
         scope = (", ".join(token.families or ["all"]), token.device or "any")
         times = map(day, (token.created, token.last_used, token.expires, token.revoked))
-        table.add_row(token.id, token.name, token.role, rate, *scope, *times)
+        table.add_row(token.id, escape(token.name), token.role, rate, *map(escape, scope), *times)
     Console().print(table)
 
 
@@ -206,7 +207,8 @@ def audit(
         return
     table = Table("time", "who", "did", "to", "family", "why")
     for entry in entries:
-        table.add_row(day(entry.time), entry.name, entry.action, entry.subject[:12], entry.family, entry.why)
+        words = (entry.name, entry.action, entry.subject[:12], entry.family, entry.why)
+        table.add_row(day(entry.time), *map(escape, words))
     Console().print(table)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import httptools
@@ -23,15 +22,17 @@ REQUEST_SECONDS = 900.0
 
 
 def most_connections() -> int:
-    """As many as the process has files for; on the way it takes as many files as it may."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
+    """As many as the process has files for, after it has taken as many files as it needs and may have."""
+    try:
         import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        if hard != resource.RLIM_INFINITY:
-            return max(1, min(MOST_CONNECTIONS, hard - SPARE_FILES))
-    return MOST_CONNECTIONS
+    except ImportError:  # not on Windows
+        return MOST_CONNECTIONS
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + SPARE_FILES
+    if 0 <= files < wanted:  # negative: no limit
+        files = wanted if most < 0 else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    return MOST_CONNECTIONS if files < 0 else max(1, min(MOST_CONNECTIONS, files - SPARE_FILES))
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -95,7 +96,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _expired(self, seconds: float) -> None:
         """Drop the connection, unless the client is still reading an answer."""
-        unsent: Any = self.transport.get_write_buffer_size()
+        unsent = self.transport.get_write_buffer_size()
         if self._silent and unsent and unsent != self._unsent:
             self._unsent = unsent
             self._timer = self.loop.call_later(seconds, self._expired, seconds)

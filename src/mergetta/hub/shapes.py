@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, mo
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._@:+-]{0,199}$"
 """Families and devices: nothing that a path or a shell could take for something else."""
 DIGEST = r"^[0-9a-f]{64}$"
-PLAIN = r"^[^\x00-\x1f\x7f]*$"
+PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """Text without control characters."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]

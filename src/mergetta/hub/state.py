@@ -48,6 +48,8 @@ class Hub:
         sign = self.signer.sign if self.signer else (lambda data: None)
         key = self.signer.public_key if self.signer else ""
         self.builder = Builder(self.store, settings, sign, self._published, key)
+        self.was_ready = -60.0
+        """When database and blobs last answered, by the monotonic clock."""
         self._served: OrderedDict[tuple[str, str], Served] = OrderedDict()
         self._files: dict[str, FamilyFile] = {}
         self._lock = threading.Lock()

@@ -39,6 +39,8 @@ class TokenStore(AuditStore):
             raise MergettaError(f"A role is {', '.join(ROLES)}, not {role!r}.")
         if role == ADMIN and families:
             raise MergettaError("An administrator sees all families: a token for some of them has another role.")
+        if expires is not None and not expires < 1e11:
+            raise MergettaError("A token ends at some time, or never: leave the time out.")
         secret = f"mgt_{secrets.token_urlsafe(32)}"
         entry = TokenRecord(
             secrets.token_hex(6), name, role, rate, max_upload, time.time(), expires=expires,
