@@ -511,6 +511,21 @@ class TestTrust:
             assert fleet.call("POST", "/v1/reports", content=b" " * (LARGEST_JSON + 1)).status_code == 413
         assert fleet.store.experts(FAMILY) == []
 
+    def test_uploads_at_once(self, fleet: Fleet) -> None:
+        """What is in memory of one token's uploads is no more than one of them may be; of all, four times as much."""
+        fleet.register()
+        gate, most = fleet.app.state.hub.gate, fleet.app.state.hub.settings.max_upload
+        ids = {t.role: t for t in fleet.store.tokens()}
+        gate.hold(ids["contribute"], most)
+        answer = fleet.call("POST", EXPERTS, "contribute", content=honest(0).to_bytes())
+        assert answer.status_code == 429 and answer.headers["retry-after"]
+        assert fleet.call("POST", EXPERTS, content=honest(0).to_bytes()).status_code == 201
+        gate.hold(ids["contribute"], 3 * most)
+        assert fleet.call("POST", EXPERTS, content=honest(1).to_bytes()).status_code == 429
+        gate.hold(ids["contribute"], -4 * most)
+        assert fleet.call("POST", EXPERTS, "contribute", content=honest(1).to_bytes()).status_code == 201
+        assert not gate._held
+
     def test_signatures(self, tmp_path: Path) -> None:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import HTTPException, Request, Response, Security
@@ -112,20 +112,28 @@ async def reader(
     return await consumer(request, given, stored)
 
 
-async def body_of(request: Request, token: TokenRecord) -> bytes:
-    """The raw body, never more of it in memory than this token may send."""
-    limit = request.scope[BODY_LIMIT] = token.max_upload or hub_of(request).settings.max_upload
+@contextlib.asynccontextmanager
+async def body_of(request: Request, token: TokenRecord) -> AsyncIterator[bytes]:
+    """The raw body, never more of it in memory than this token may send, however many requests it comes with."""
+    hub = hub_of(request)
+    limit = request.scope[BODY_LIMIT] = token.max_upload or hub.settings.max_upload
     too_large = HTTPException(413, f"The body is larger than the {limit:,} bytes this token may send.")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise too_large
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise too_large
-        parts.append(part)
-    if not size:
-        raise HTTPException(422, "The body is empty: send the file itself.")
-    return b"".join(parts)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            hub.gate.hold(token, len(part))
+            if size > limit:
+                raise too_large
+            if hub.gate.holds_too_much(token, limit, hub.settings.max_upload):
+                raise HTTPException(429, "Too many uploads at once: try again later.", {"Retry-After": "2"})
+            parts.append(part)
+        if not size:
+            raise HTTPException(422, "The body is empty: send the file itself.")
+        yield b"".join(parts)
+    finally:
+        hub.gate.hold(token, -size)

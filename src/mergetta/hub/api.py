@@ -132,9 +132,9 @@ async def put_family(
     family: FamilyName, request: Request, response: Response, hub: TheHub, token: Contributor
 ) -> FamilyShape:
     """Register a family with the file that `mergetta adapt --hub` sends. The same file again changes nothing."""
-    data = await body_of(request, token)
-    if await run_in_threadpool(hub.store.put_family, data, family, token.id):
-        response.status_code = 201
+    async with body_of(request, token) as data:
+        if await run_in_threadpool(hub.store.put_family, data, family, token.id):
+            response.status_code = 201
     return await run_in_threadpool(get_family, family, hub, token)
 
 
@@ -148,12 +148,12 @@ async def post_expert(
     family: FamilyName, request: Request, response: Response, hub: TheHub, token: Contributor
 ) -> ExpertShape:
     """Upload an expert file. The same content has the same id, however often it is sent."""
-    data = await body_of(request, token)
 
-    def add() -> tuple[ExpertRecord, bool]:
+    def add(data: bytes) -> tuple[ExpertRecord, bool]:
         return hub.store.add_expert(family, data, token.id, hub.file_of(family))
 
-    expert, created = await run_in_threadpool(add)
+    async with body_of(request, token) as data:
+        expert, created = await run_in_threadpool(add, data)
     if created:
         response.status_code = 201
         hub.builder.wake()

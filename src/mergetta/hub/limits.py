@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 from mergetta.hub.records import TokenRecord
@@ -17,6 +18,8 @@ NOTED_EVERY = 60.0
 """Seconds between two writes of when tokens were last used."""
 USED_AGAIN = 600.0
 """A token's use is not noted again for so many seconds."""
+MOST_HELD = 4
+"""Uploads of the largest size that are in memory, of all tokens together."""
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Gate:
         self._buckets: dict[str, Bucket] = {}
         self._revoked: frozenset[str] = frozenset()
         self._followed = self._noted = -TRUSTED_FOR
+        self._held: Counter[str] = Counter()
         self._used: dict[str, float] = {}
         self._told: dict[str, float] = {}
 
@@ -83,6 +87,16 @@ class Gate:
             self._noted = time.monotonic()
             used, self._used = self._used, {}
             store.note_use(used)
+
+    def hold(self, token: TokenRecord, size: int) -> None:
+        """Bytes of a token's uploads that are in memory, or (negative) are no more."""
+        self._held[token.id] += size
+        if not self._held[token.id]:
+            del self._held[token.id]
+
+    def holds_too_much(self, token: TokenRecord, limit: int, largest: int) -> bool:
+        """Whether this token's uploads together exceed `limit`, or those of all tokens several of the largest."""
+        return self._held[token.id] > limit or self._held.total() > MOST_HELD * largest
 
     def wait(self, token: TokenRecord) -> float:
         """Seconds that a token must wait before its next request; 0 if it may go on."""
