@@ -1,6 +1,8 @@
 """The measurements behind docs/hub.md, on a hub of its own process with SQLite and files in a temporary folder.
 
 python scripts/hub_results.py load      # requests per second, latency at half that rate, 200 uploads at once; 1 minute
+python scripts/hub_results.py polls     # conditional polls by 20,000 devices with a token each; half a minute
+python scripts/hub_results.py flood     # too many bodies, headers, connections, mistakes: memory and health; 1 minute
 python scripts/hub_results.py kill 100  # kill −9 at random moments under load, then look for what was acknowledged
 python scripts/hub_results.py scale     # one more expert among 10 … 10,000 at the size of ViT-B/16; 10 minutes, 2 GB
 python scripts/hub_results.py poison    # 3 poisoned experts of 15, with and without screening: the fleet's error
@@ -9,9 +11,11 @@ python scripts/hub_results.py poison    # 3 poisoned experts of 15, with and wit
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hashlib
 import http.client
+import itertools
 import json
 import os
 import random
@@ -23,7 +27,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,11 +106,12 @@ def running_hub() -> Iterator[RunningHub]:
 def fabricated(runtime: TorchRuntime, seed: int) -> Expert:
     """Like an honest expert in size and in what it shares with the others."""
     common, own = np.random.default_rng(0), np.random.default_rng(seed + 1)
-    groups = {
-        name: vector + 0.02 * (common.normal(size=vector.shape) + own.normal(size=vector.shape))
-        for name, vector in runtime.groups.items()
-    }
-    return Expert(groups, runtime.family, f"domain-{seed}", None, {"method": "roid", "samples": 4000})
+    groups = dict(runtime.groups)
+    for name in learnable(groups):
+        size = groups[name].shape
+        groups[name] = groups[name] + 0.02 * (common.normal(size=size) + own.normal(size=size))
+    provenance = {"method": "roid", "samples": 4000}
+    return Expert(groups, runtime.family, f"domain-{seed}", provenance=provenance)
 
 
 async def answer_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, int]:
@@ -123,9 +128,12 @@ async def answer_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     return status, length
 
 
-async def hammer(port: int, request: bytes, seconds: float, connections: int, rate: float | None) -> dict[str, Any]:
-    """As many requests as go through (or `rate` per second); latency counts from when a request was due."""
+async def hammer(
+    port: int, requests: Sequence[bytes], seconds: float, connections: int, rate: float | None = None
+) -> dict[str, Any]:
+    """As many requests as go through (or `rate` per second), in turn; latency counts from when one was due."""
     latencies: list[float] = []
+    turn = itertools.cycle(requests)
     statuses: dict[str, int] = {}
     start = time.perf_counter()
 
@@ -138,7 +146,7 @@ async def hammer(port: int, request: bytes, seconds: float, connections: int, ra
                 due = start + (sent * connections + number) / rate
                 await asyncio.sleep(max(0.0, due - now))
             try:
-                status, _ = await answer_of(reader, writer, request)
+                status, _ = await answer_of(reader, writer, next(turn))
             except (OSError, asyncio.IncompleteReadError):
                 statuses["broken"] = statuses.get("broken", 0) + 1
                 return
@@ -199,10 +207,91 @@ def load() -> None:
         etag = {"If-None-Match": f'"{hashlib.sha256(data).hexdigest()}"'}
         for name, headers in (("conditional (304)", etag), (f"full ({len(data):,} bytes)", {})):
             request = request_of("GET", path, hub.token, headers)
-            asyncio.run(hammer(hub.port, request, 1, 4, None))
-            most = asyncio.run(hammer(hub.port, request, 8, 16, None))
-            half = asyncio.run(hammer(hub.port, request, 8, 16, most["per_second"] / 2))
+            asyncio.run(hammer(hub.port, [request], 1, 4))
+            most = asyncio.run(hammer(hub.port, [request], 8, 16))
+            half = asyncio.run(hammer(hub.port, [request], 8, 16, most["per_second"] / 2))
             print(f"{name}: at most {most}\n{' ' * len(name)}  at half: {half}", flush=True)
+
+
+def polls(tokens: str = "20000", seconds: str = "20") -> None:
+    """A fleet that asks for what it already has, each device with a token of its own, in turn."""
+    runtime = TorchRuntime(load_family("fashion-bn"))
+    family = runtime.family
+    with tempfile.TemporaryDirectory() as name:
+        settings = HubSettings.in_folder(Path(name))
+        store = Store(settings.database, settings.blobs)
+        with store.database.write() as connection:  # one transaction for all of them
+            store.database.write = lambda: contextlib.nullcontext(connection)  # type: ignore[method-assign]
+            secrets = [store.create_token(f"device-{i}", "consume", 50)[0] for i in range(int(tokens))]
+        store.close()
+        hub = RunningHub(Path(name))
+        try:
+            hub.call("PUT", f"/v1/families/{family}", FamilyFile.of_runtime(runtime).to_bytes())
+            hub.call("POST", f"/v1/families/{family}/experts", fabricated(runtime, 0).to_bytes())
+            etag = {"If-None-Match": f'"{hashlib.sha256(hub.bundle(family, 1).to_bytes()).hexdigest()}"'}
+            requests = [request_of("GET", f"/v1/families/{family}/current", secret, etag) for secret in secrets]
+            for turn in ("first", "second"):
+                print(turn, asyncio.run(hammer(hub.port, requests, float(seconds), 32)), flush=True)
+        finally:
+            hub.stop()
+
+
+def flood() -> None:
+    """What a stranger can send, and a consumer's token; health is asked for throughout, on connections of its own."""
+
+    def peak(hub: RunningHub) -> float:
+        status = Path(f"/proc/{hub.process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
+
+    def send(hub: RunningHub, head: str, *pieces: bytes) -> str:
+        with socket.create_connection(("127.0.0.1", hub.port), timeout=60) as connection:
+            try:
+                connection.sendall(head.encode())
+                for piece in pieces:
+                    connection.sendall(piece)
+                return connection.recv(12).decode()[9:] or "closed"
+            except OSError:
+                return "closed"
+
+    def post(token: str, body: bytes) -> tuple[str, bytes]:
+        lines = ("POST /v1/reports HTTP/1.1", "Host: hub", f"Authorization: Bearer {token}")
+        lines += ("Content-Type: application/json", f"Content-Length: {len(body)}")
+        return "\r\n".join([*lines, "", ""]), body
+
+    half_open: list[socket.socket] = []
+
+    def connect(hub: RunningHub) -> str:
+        for _ in range(1100):
+            half_open.append(socket.create_connection(("127.0.0.1", hub.port), timeout=5))
+            half_open[-1].sendall(b"GET / HTTP/1.1\r\n")
+        return "held"
+
+    zeros, lists = b"[" + b"0," * 2**21 + b"0]", b"[" + b"[]," * (20 * 2**20) + b"[]]"
+    headers = [b"x-junk: " + b"a" * 60_000 + b"\r\n"] * 5000
+    cases = {
+        "60 MiB of [[],…] without a token": lambda hub: send(hub, *post("none", lists)),
+        "300 MiB of headers": lambda hub: send(hub, "GET / HTTP/1.1\r\n", *headers),
+        "1,100 half-open connections": connect,
+        "4 MiB of [0,…] with a token": lambda hub: send(hub, *post(hub.token, zeros)),
+        "1 MiB of [0,…] with a token": lambda hub: send(hub, *post(hub.token, zeros[: 2**20 - 2] + b"0]")),
+    }
+    for name, attack in cases.items():
+        with running_hub() as hub, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            before, slowest = peak(hub), 0.0
+            running = pool.submit(attack, hub)
+            after = 0
+            while after < 5:
+                start = time.perf_counter()
+                try:
+                    healthy = hub.call("GET", "/v1/health")[0] == 200
+                except OSError:
+                    healthy = False
+                slowest = max(slowest, time.perf_counter() - start if healthy else np.inf)
+                after += running.done()
+                time.sleep(0.1)
+            print(f"{name}: {running.result()}, {before:.0f} to {peak(hub):.0f} MB, health {slowest:.2f} s", flush=True)
+            while half_open:
+                half_open.pop().close()
 
 
 def kill(times: str = "100") -> None:
@@ -364,4 +453,6 @@ def poison() -> None:
 
 
 if __name__ == "__main__":
-    {"load": load, "kill": kill, "scale": scale, "poison": poison}[sys.argv[1]](*sys.argv[2:])
+    {"load": load, "polls": polls, "flood": flood, "kill": kill, "scale": scale, "poison": poison}[sys.argv[1]](
+        *sys.argv[2:]
+    )

@@ -155,9 +155,10 @@ def serving(settings: HubSettings) -> Iterator[str]:
     import uvicorn
 
     from mergetta.hub.app import create_app
+    from mergetta.hub.protocol import server_options
 
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=port, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), port=port, **server_options()))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import http.server
@@ -41,7 +42,7 @@ class StubHub:
 
     def __init__(self) -> None:
         self.bundle: bytes | None = make_bundle().to_bytes()
-        self.etag: str | None = None
+        self.announced: str | None = None
         self.signature: str | None = None
         self.key: str | None = None
         self.misbehave: list[int] = []
@@ -110,7 +111,6 @@ class StubHub:
         if self.misbehave:
             return self.misbehave.pop(0), {"Retry-After": self.retry_after}, detail("busy")
         parts = urlsplit(path)
-        self.queries = parse_qsl(parts.query)
         match method, parts.path.strip("/").split("/")[1:]:
             case "PUT", ["families", family]:
                 self.families[family] = body
@@ -124,10 +124,11 @@ class StubHub:
                 status = 200 if id in self.experts else 201
                 self.experts[id] = body
                 return status, {}, json.dumps({"id": id, "state": "active", "domain": "fog"}).encode()
-            case "GET", ["families", _, "bundle"]:
-                return self.answer_bundle(etag)
-            case "GET", ["blobs", id] if self.bundle and id == hashlib.sha256(self.bundle).hexdigest():
-                return self.answer_bundle(None)
+            case "GET", ["families", family, "current"]:
+                self.queries = parse_qsl(parts.query)
+                return self.answer_current(family, etag)
+            case "GET", ["blobs", id] if self.bundle and id == self.id:
+                return 200, {} if self.signature is None else {"X-Mergetta-Signature": self.signature}, self.bundle
             case "POST", ["reports"]:
                 reports = json.loads(body)
                 if any("poison" in report for report in reports):
@@ -138,14 +139,19 @@ class StubHub:
                 return 200, {}, json.dumps({"algorithm": "ed25519", "key": self.key}).encode()
         return 404, {}, detail("There is no such thing.")
 
-    def answer_bundle(self, etag: str | None) -> tuple[int, dict[str, str], bytes]:
+    @property
+    def id(self) -> str:
+        """What the hub says its bundle is."""
+        return self.announced or hashlib.sha256(self.bundle or b"").hexdigest()
+
+    def answer_current(self, family: str, etag: str | None) -> tuple[int, dict[str, str], bytes]:
         if self.bundle is None:
             return 404, {}, detail("There is no bundle yet.")
-        id = self.etag or hashlib.sha256(self.bundle).hexdigest()
-        if etag == f'"{id}"':
-            return 304, {"ETag": f'"{id}"'}, b""
-        signed = {} if self.signature is None else {"X-Mergetta-Signature": self.signature}
-        return 200, {"ETag": f'"{id}"', **signed}, self.bundle
+        if etag == f'"{self.id}"':
+            return 304, {"ETag": etag}, b""
+        data = json.dumps({"family": family, "bundle": self.id}).encode()
+        signed = {} if self.signature is None else {"X-Mergetta-Signature": base64.b64encode(KEY.sign(data)).decode()}
+        return 200, {"ETag": f'"{self.id}"', **signed}, data
 
 
 def detail(text: object) -> bytes:

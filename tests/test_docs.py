@@ -12,7 +12,7 @@ import pytest
 from .test_cli import mergetta
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")])
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -62,7 +62,7 @@ def test_example_method_runs() -> None:
 def test_links_and_files_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
-    for path in re.findall(r"`((?:src|scripts|docs|tests)/[\w./-]+)`", page.read_text()):
+    for path in re.findall(r"`((?:src|scripts|docs|tests|deploy)/[\w./-]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
 
 

@@ -70,7 +70,7 @@ class TestAgent:
         report = hub.reports[1]
         assert set(report) == {
             "family", "device", "time", "bundle", "state", "batches", "images", "bad", "steps", "shifts", "fallbacks",
-            "entropy", "loss", "forwards", "moved", "weights",
+            "refused", "entropy", "loss", "forwards", "moved", "weights",
         }  # fmt: skip
         assert report["state"] in (ADAPTING, SETTLED)
         assert isinstance(report["loss"], float)

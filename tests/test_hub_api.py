@@ -16,9 +16,13 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from mergetta import Bundle, Expert, build_bundle
+from mergetta import Bundle, Expert, MergettaError, build_bundle
+from mergetta.device.hub_client import check_signature, load_key, read_key
+from mergetta.hub import limits
+from mergetta.hub.access import COOKIE
 from mergetta.hub.app import create_app
 from mergetta.hub.builder import Builder
+from mergetta.hub.frame import LARGEST_JSON
 from mergetta.hub.limits import Gate
 from mergetta.hub.records import Variant
 from mergetta.hub.settings import HubSettings, Recipe
@@ -58,6 +62,7 @@ class Fleet:
         while time.monotonic() < deadline:
             family = self.store.family(FAMILY)
             if family.built == family.generation:
+                self.app.state.hub._published(FAMILY)  # as the builder is about to
                 return
             time.sleep(0.01)
         raise AssertionError("the hub did not finish building")
@@ -134,6 +139,36 @@ class TestTheWayOfAnExpert:
         assert newer.status_code == 200 and newer.headers["etag"] != etag
         old = pool.call("GET", f"/v1/blobs/{etag.strip(chr(34))}", "consume")
         assert old.content == first.content and "immutable" in old.headers["cache-control"]
+
+    @pytest.mark.parametrize("public", [False, True])
+    def test_what_is_current(self, tmp_path: Path, public: bool) -> None:
+        """A small signed file and an immutable one: where bundles are public, all that a cache needs."""
+        signer = Signer.create(tmp_path / "key.pem")
+        fleet = Fleet(tmp_path / "hub", public=public, signing_key=str(tmp_path / "key.pem"))
+        path = f"/v1/families/{FAMILY}/current"
+        with fleet.client:
+            fleet.register()
+            fleet.upload(honest(1))
+            fleet.settle()
+            answer = fleet.call("GET", path, "consume")
+            told = answer.json()
+            key = read_key(signer.public_key)
+            check_signature([load_key(key)], answer.content, answer.headers["x-mergetta-signature"])
+            assert (told["family"], told["variant"]) == (FAMILY, "") and len(answer.content) < 300
+            same = {"If-None-Match": answer.headers["etag"]}
+            assert fleet.call("GET", path, "consume", headers=same).status_code == 304
+            blob = fleet.call("GET", f"/v1/blobs/{told['bundle']}", "consume")
+            assert hashlib.sha256(blob.content).hexdigest() == told["bundle"] and len(blob.content) == told["size"]
+            expected = ("public, max-age=10", "public") if public else ("private, no-cache", "private")
+            assert answer.headers["cache-control"] == expected[0]
+            assert blob.headers["cache-control"] == f"{expected[1]}, max-age=31536000, immutable"
+            assert fleet.bundle(exclude=["nothing"]).family == FAMILY
+            left_out = fleet.call("GET", path, "consume", params={"exclude": "nothing"}).json()
+            assert left_out["variant"] and left_out["bundle"] == told["bundle"]  # nothing was left out
+            for stranger, status in ((path, 200), (f"/v1/blobs/{told['bundle']}", 200), (BUNDLE, 401)):
+                assert fleet.client.get(stranger).status_code == (status if public else 401)
+            for query in ({"exclude": "fog"}, {"exclude_own": True}):
+                assert fleet.client.get(path, params=query).status_code == 401
 
     def test_retiring_is_exact(self, pool: Fleet) -> None:
         victim = pool.upload(honest(3))["id"]
@@ -443,6 +478,76 @@ class TestTrust:
         fleet.app.state.hub.gate = Gate()
         assert fleet.call("GET", "/v1/families", "consume").status_code == 401
 
+    def test_a_known_token_needs_no_database_until_it_is_revoked(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+        find = fleet.store.find_token
+        monkeypatch.setattr(fleet.store, "find_token", lambda secret: asked.append(secret) or find(secret))
+        monkeypatch.setattr(limits, "FOLLOWED_EVERY", 0.05)
+        for _ in range(3):
+            assert fleet.call("GET", "/v1/families", "consume").status_code == 200
+            time.sleep(0.06)
+        assert asked == [fleet.secrets["consume"]]
+        mine = next(t for t in fleet.store.tokens() if t.role == "consume")
+        assert mine.last_used is not None and mine.last_used > mine.created
+        fleet.store.revoke_token(mine.id)
+        time.sleep(0.06)
+        assert fleet.call("GET", "/v1/families", "consume").status_code == 401
+        assert asked == [fleet.secrets["consume"]]
+
+    def test_a_token_revoked_while_it_was_looked_up(self, fleet: Fleet) -> None:
+        gate, (mine, *_) = Gate(), fleet.store.tokens()
+        fleet.store.revoke_token(mine.id)
+        gate.follow(fleet.store)
+        gate.remember("secret", mine)  # found before, remembered after
+        assert gate.refuses(mine)
+
+    def test_expired(self, fleet: Fleet) -> None:
+        for role, seconds in (("old", -1.0), ("new", 60.0)):
+            fleet.secrets[role], _ = fleet.store.create_token(role, "consume", expires=time.time() + seconds)
+        assert fleet.call("GET", "/v1/families", "old").status_code == 401
+        assert fleet.call("GET", "/v1/families", "new").status_code == 200
+
+    def test_scope(self, pool: Fleet) -> None:
+        expert = pool.upload(honest(0))["id"]
+        digest = hashlib.sha256(pool.call("GET", BUNDLE).content).hexdigest()
+        report = {"family": FAMILY, "device": "d", "time": 0, "state": "settled", "batches": 1, "images": 1}
+        pool.secrets["here"], _ = pool.store.create_token("h", "contribute", families=[FAMILY], device="d")
+        pool.secrets["elsewhere"], _ = pool.store.create_token("e", "contribute", families=["other"])
+        for role, status in (("here", 200), ("elsewhere", 403)):
+            for path in (BUNDLE, EXPERTS, f"/v1/experts/{expert}", f"/v1/blobs/{digest}", f"/v1/families/{FAMILY}"):
+                assert pool.call("GET", path, role).status_code == status, path
+            assert len(pool.call("GET", "/v1/families", role).json()) == (status == 200)
+            assert (pool.call("POST", "/v1/reports", role, json=[report]).status_code == 403) == (status == 403)
+            assert pool.call("POST", f"/v1/experts/{expert}/state", role, json={"state": "retired"}).status_code == 403
+        impostor = pool.call("POST", "/v1/reports", "here", json=[{**report, "device": "e"}])
+        assert impostor.status_code == 403 and "'d'" in impostor.json()["detail"]
+        with pytest.raises(MergettaError, match="all families"):
+            pool.store.create_token("a", "admin", families=[FAMILY])
+
+    def test_who_did_what(self, pool: Fleet) -> None:
+        ids = {t.role: t.id for t in pool.store.tokens()}
+        odd = pool.upload(expert_of(-task_vector(1), "odd"))["id"]
+        pool.settle()
+        pool.call("POST", f"/v1/experts/{odd}/state", json={"state": "retired", "reason": "poison"})
+        pool.store.revoke_token(ids["consume"])
+        pool.client.post("/login", json={"token": pool.secrets["admin"]})
+        pool.call("DELETE", f"/v1/families/{FAMILY}")
+        assert pool.call("GET", "/v1/audit", "contribute").status_code == 403
+        told = pool.call("GET", "/v1/audit").json()
+        assert [(e["actor"], e["action"], e["subject"]) for e in told[:6]] == [
+            (ids["admin"], "delete family", FAMILY),
+            (ids["admin"], "log in", ids["admin"]),
+            ("command line", "revoke token", ids["consume"]),
+            (ids["admin"], "retire expert", odd),
+            ("screening", "quarantine expert", odd),
+            (ids["contribute"], "upload expert", odd),
+        ]
+        assert (told[3]["why"], told[3]["family"], told[3]["name"]) == ("poison", FAMILY, "admin")
+        assert [e["action"] for e in told[-4:]] == ["register family"] + 3 * ["create token"]
+        assert pool.call("GET", f"/v1/audit?before={told[1]['number']}&limit=1").json() == told[2:3]
+
     def test_rate(self, fleet: Fleet) -> None:
         fleet.secrets["slow"], _ = fleet.store.create_token("slow", "consume", rate=2)
         answers = [fleet.call("GET", "/v1/families", "slow") for _ in range(8)]
@@ -462,8 +567,23 @@ class TestTrust:
                 assert fleet.call("POST", EXPERTS, role, content=b"x" * size).status_code == 413
                 chunked = (b"x" * 50 for _ in range(size // 50 + 1))  # no Content-Length to go by
                 assert fleet.call("POST", EXPERTS, role, content=chunked).status_code == 413
-            assert fleet.call("POST", "/v1/reports", content=b" " * 20_001).status_code == 413
+            assert fleet.call("POST", "/v1/reports", content=b" " * (LARGEST_JSON + 1)).status_code == 413
         assert fleet.store.experts(FAMILY) == []
+
+    def test_uploads_at_once(self, fleet: Fleet) -> None:
+        """What is in memory of one token's uploads is no more than one of them may be; of all, four times as much."""
+        fleet.register()
+        gate, most = fleet.app.state.hub.gate, fleet.app.state.hub.settings.max_upload
+        ids = {t.role: t for t in fleet.store.tokens()}
+        gate.hold(ids["contribute"], most)
+        answer = fleet.call("POST", EXPERTS, "contribute", content=honest(0).to_bytes())
+        assert answer.status_code == 429 and answer.headers["retry-after"]
+        assert fleet.call("POST", EXPERTS, content=honest(0).to_bytes()).status_code == 201
+        gate.hold(ids["contribute"], 3 * most)
+        assert fleet.call("POST", EXPERTS, content=honest(1).to_bytes()).status_code == 429
+        gate.hold(ids["contribute"], -4 * most)
+        assert fleet.call("POST", EXPERTS, "contribute", content=honest(1).to_bytes()).status_code == 201
+        assert not gate._held
 
     def test_signatures(self, tmp_path: Path) -> None:
         from cryptography.exceptions import InvalidSignature
@@ -489,7 +609,9 @@ class TestTrust:
 
     def test_a_cookie_alone_changes_nothing(self, pool: Fleet) -> None:
         victim = pool.upload(honest(0))["id"]
-        pool.client.cookies.set("mergetta_token", pool.secrets["admin"])
+        pool.client.cookies.set(COOKIE, pool.secrets["admin"])
+        assert pool.client.get("/v1/families").status_code == 401  # a cookie holds a session, not a token
+        assert pool.client.post("/login", json={"token": pool.secrets["admin"]}).status_code == 200
         assert pool.client.get("/v1/families").status_code == 200
         path = f"/v1/experts/{victim}/state"
         assert pool.client.post(path, json={"state": "retired"}).status_code == 401  # as another site could make it

@@ -33,7 +33,7 @@ class TestClient:
     def test_retries_then_gives_up(self, hub: StubHub) -> None:
         hub.misbehave = [503, 429, 502, -1]
         assert HubClient(hub.url).bundle(FAMILY) is not None
-        assert [status for *_, status in hub.requests] == [503, 429, 502, -1, 200]
+        assert [status for *_, status in hub.requests] == [503, 429, 502, -1, 200, 200]
         hub.misbehave = [503] * 9
         with pytest.raises(HubError, match="The hub refused: busy") as caught:
             HubClient(hub.url, retries=2).report([{}])
@@ -81,10 +81,10 @@ class TestClient:
         self, hub: StubHub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         client = HubClient(hub.url)
-        hub.etag = "0" * 64
+        hub.announced = "0" * 64
         with pytest.raises(BundleRefused, match="not the one it announced"):
             client.bundle(FAMILY)
-        hub.etag = None
+        hub.announced = None
         hub.offer(make_bundle(family="other"))
         with pytest.raises(BundleRefused, match="belongs to the family 'other'"):
             client.bundle(FAMILY)

@@ -77,7 +77,7 @@ class TestCommands:
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["bundle"] == id_of(make_bundle())
         assert [(report["device"], report["images"]) for report in hub.reports] == [("door", 20)]
-        assert "bundle?exclude=fog&exclude_own=true" in hub.requests[0][1]
+        assert "current?exclude=fog&exclude_own=true" in hub.requests[0][1]
         assert (tmp_path / "mergetta-hub" / "reports.jsonl").read_bytes() == b""
         served = (tmp_path / "predictions.jsonl").read_bytes()
         (tmp_path / "b.safetensors").write_bytes(hub.bundle)
@@ -101,3 +101,36 @@ class TestCommands:
         result = mergetta(*run, "--hub", hub.url, *signed, "--hub-folder", "new", cwd=tmp_path)
         assert result.returncode == 2
         assert "is not signed" in " ".join(result.stderr.split())
+
+
+def test_tokens_and_the_audit_log(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="the hub's dependencies are not installed")
+    create = [
+        "hub",
+        "token",
+        "create",
+        "[/camera]",
+        "--role",
+        "consume",
+        "--days",
+        "30",
+        "--family",
+        "f",
+        "--device",
+        "d",
+    ]
+    assert mergetta(*create, cwd=tmp_path).stdout.startswith("mgt_")
+    (token,) = json.loads(mergetta("hub", "token", "list", "--json", cwd=tmp_path).stdout)
+    assert (token["families"], token["device"]) == (["f"], "d")
+    assert token["expires"] == pytest.approx(token["created"] + 30 * 86400, abs=60)
+    assert mergetta("hub", "token", "revoke", token["id"], cwd=tmp_path).returncode == 0
+    lines = mergetta("hub", "audit", "--json", cwd=tmp_path).stdout.splitlines()
+    assert [(e["action"], e["subject"]) for e in map(json.loads, lines)] == [
+        ("create token", token["id"]),
+        ("revoke token", token["id"]),
+    ]
+    for command in (("audit",), ("token", "list")):
+        shown = mergetta("hub", *command, cwd=tmp_path)
+        assert shown.returncode == 0 and token["id"][:4] in shown.stdout, shown.stderr  # names are text, not markup
+    refused = mergetta(*create, "--days", "inf", cwd=tmp_path)
+    assert refused.returncode == 2 and "ends at some time" in " ".join(refused.stderr.split())

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from mergetta import Bundle, Expert, MergettaError, build_bundle
 from mergetta.hub.blobs import Blobs, digest_of
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
+from mergetta.hub.schema import audit
 from mergetta.hub.settings import Limits
 from mergetta.hub.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 from mergetta.hub.store import Store
@@ -183,6 +185,33 @@ class StoreContract:
         registered.release("a")
         assert registered.lease(FAMILY, "b", 60)
         assert registered.lease(FAMILY, "c", 1)  # 60 seconds would be a clock that was wrong
+
+    def test_the_audit_log_only_grows(self, store: Store) -> None:
+        _, token = store.create_token("camera", "consume")
+        store.revoke_token(token.id, by=token.id)
+        for change in (audit.delete(), audit.update().values(actor="nobody")):
+            with pytest.raises(DBAPIError, match="only grows"), store.database.write() as connection:
+                connection.execute(change)
+        latest, first = store.audit()
+        assert (latest.action, latest.name, latest.subject) == ("revoke token", "camera", token.id)
+        assert (first.action, first.actor, first.why) == ("create token", "command line", "camera (consume)")
+        assert store.audit(limit=1, before=latest.number) == [first]
+
+    def test_sessions_end(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        secret, token = store.create_token("person", "admin", expires=4e9, families=None, device="d")
+        session, other = store.open_session(token.id), store.open_session(token.id)
+        assert store.find_session(session) == token and store.find_session(secret) is None
+        assert store.find_token(session) is None
+        store.close_session(session)
+        assert store.find_session(session) is None and store.find_session(other) == token
+        store.revoke_token(token.id)
+        assert store.find_session(other) is None
+        assert (store.count_revoked(), store.revoked()) == (1, {token.id})
+        monkeypatch.setattr("mergetta.hub.token_store.SESSION_SECONDS", -1.0)
+        _, another = store.create_token("person", "admin")
+        assert store.find_session(store.open_session(another.id)) is None
+        store.note_use({another.id: 5.0})
+        assert store.tokens()[-1].last_used == 5.0
 
     def test_tokens_are_stored_hashed(self, store: Store) -> None:
         secret, token = store.create_token("camera", "consume", rate=3)
@@ -411,12 +440,11 @@ class TestPostgresAndS3(StoreContract):
 
     @pytest.fixture
     def store(self, reopen) -> Iterator[Store]:  # type: ignore[no-untyped-def]
-        from mergetta.hub.schema import metadata
-
         store = reopen()
         with store.database.write() as connection:
-            for table in reversed(metadata.sorted_tables):
-                connection.execute(table.delete())
+            connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+            connection.exec_driver_sql("CREATE SCHEMA public")
+        store.database.migrate()
         yield store
         store.close()
 

@@ -1,15 +1,18 @@
-"""`mergetta hub`: serve, tokens, keys, check, backup and restore, demo."""
+"""`mergetta hub`: serve, tokens, keys, the audit log, check, backup and restore, demo."""
 
 from __future__ import annotations
 
 import dataclasses
 import json as json_format
+import time
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -20,6 +23,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="The server that collects experts and hands out bundles.", no_args_is_help=True)
 token_app = typer.Typer(help="Who may use the hub: create, list and revoke tokens.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
+
+
+class LogLevel(StrEnum):
+    info = "info"
+    warning = "warning"
+
 
 Folder = Annotated[
     Path, typer.Option(help="Where SQLite and blobs are kept, unless the addresses below say otherwise.")
@@ -47,6 +56,7 @@ def serve(
     certificate: Annotated[Path | None, typer.Option(help="TLS certificate (PEM).")] = None,
     certificate_key: Annotated[Path | None, typer.Option(help="TLS private key (PEM).")] = None,
     max_upload: Annotated[int, typer.Option(min=1024, help="Most bytes of one request.")] = 64 * 2**20,
+    public: Annotated[bool, typer.Option("--public", help="Bundles need no token: a CDN may cache them.")] = False,
     screen: Annotated[bool, typer.Option(help="Quarantine experts that are unlike all others.")] = True,
     open: Annotated[
         bool, typer.Option("--open", help="For a lab: merge uploads of tokens that nobody has approved.")
@@ -63,6 +73,7 @@ def serve(
     weight: Annotated[
         float, typer.Option(help="Initial coefficients of all experts together (paper: 14 × 0.1).")
     ] = 1.4,
+    log_level: Annotated[LogLevel, typer.Option(help="`info` also logs every request.")] = LogLevel.warning,
 ) -> None:
     """Run the hub. The first start prints an administrator's token, once.
 
@@ -72,6 +83,7 @@ def serve(
     from pydantic import ValidationError
 
     from mergetta.errors import MergettaError
+    from mergetta.hub.protocol import server_options
     from mergetta.hub.settings import Recipe
     from mergetta.hub.store import Store
 
@@ -84,7 +96,7 @@ def serve(
         if file is not None and not file.is_file():
             raise MergettaError(f"Cannot read {file}: No such file.")
     settings = settings_of(
-        folder, database, blobs, recipe=recipe, max_upload=max_upload, screen=screen, open=open,
+        folder, database, blobs, recipe=recipe, max_upload=max_upload, public=public, screen=screen, open=open,
         bundle_days=bundle_days, signing_key=str(signing_key) if signing_key else None,
     )  # fmt: skip
     console = Console()
@@ -102,11 +114,9 @@ def serve(
         host=host,
         port=port,
         workers=workers,
-        log_level="warning",
-        access_log=False,
         ssl_certfile=certificate,
         ssl_keyfile=certificate_key,
-        timeout_graceful_shutdown=10,
+        **server_options(log_level.value),
     )
 
 
@@ -132,13 +142,19 @@ def create(
     max_upload: Annotated[int, typer.Option(min=0, help="Most bytes of one request; 0 for the hub's limit.")] = 0,
     approved: Annotated[bool, typer.Option("--approved", help="Merge what it uploads, without `approve`.")] = False,
     register: Annotated[str, typer.Option(help="A family that it may register.")] = "",
+    days: Annotated[float | None, typer.Option(min=0, help="Refuse it after so many days (default: never).")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="For this family; again for more (default: all).")] = None,
+    device: Annotated[str | None, typer.Option(help="Take reports of this device only (default: any).")] = None,
 ) -> None:
     """Create a token and print it, once: the hub keeps only a hash.
 
-    Example: `mergetta hub token create camera-7 --role consume`
+    Example: `mergetta hub token create camera-7 --role consume --days 365 --device camera-7`
     """
+    expires = None if days is None else time.time() + 86400 * days
     store = opened(folder, database, blobs)
-    secret, _ = store.create_token(name, role, rate, max_upload, approved=approved, registers=register)
+    secret, _ = store.create_token(
+        name, role, rate, max_upload, expires, family, device, approved=approved, registers=register
+    )
     typer.echo(secret)
 
 
@@ -172,11 +188,14 @@ def list_tokens(
     if json:
         typer.echo(json_format.dumps([dataclasses.asdict(token) for token in tokens]))
         return
-    table = Table("id", "name", "role", "requests/s", "created", "approved", "revoked")
+    table = Table(
+        "id", "name", "role", "requests/s", "families", "device", "created", "last used", "approved", "ends", "revoked"
+    )
     for token in tokens:
         rate = f"{token.rate:g}" if token.rate else "any"
-        days = (day(token.created), day(token.approved), day(token.revoked))
-        table.add_row(token.id, token.name, token.role, rate, *days)
+        scope = (", ".join(token.families or ["all"]), token.device or "any")
+        times = map(day, (token.created, token.last_used, token.approved, token.expires, token.revoked))
+        table.add_row(token.id, escape(token.name), token.role, rate, *map(escape, scope), *times)
     Console().print(table)
 
 
@@ -196,6 +215,29 @@ def revoke(
     store.revoke_token(token)
     retired = f", {store.retire_all(token, 'its token was revoked')} experts retired" if retire else ""
     typer.echo(f"{token} is revoked{retired}")
+
+
+@app.command("audit")
+def audit(
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, one entry per line, oldest first.")] = False,
+) -> None:
+    """Show who did what: uploads, decisions, tokens, families, logins. The log only ever grows.
+
+    Example: `mergetta hub audit --json`
+    """
+    entries = opened(folder, database, blobs).audit()[::-1]
+    if json:
+        for entry in entries:
+            typer.echo(json_format.dumps(dataclasses.asdict(entry)))
+        return
+    table = Table("time", "who", "did", "to", "family", "why")
+    for entry in entries:
+        words = (entry.name, entry.action, entry.subject[:12], entry.family, entry.why)
+        table.add_row(day(entry.time), *map(escape, words))
+    Console().print(table)
 
 
 def opened(folder: Path, database: str | None, blobs: str | None) -> Store:

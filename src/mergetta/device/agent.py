@@ -178,6 +178,7 @@ class Agent:
         report["entropy"] = finite(self.entropy)
         report["loss"] = None if status.loss is None else finite(status.loss)
         report["moved"] = None if status.moved is None else finite(status.moved)
+        report["refused"] = link.refused
         link.report(report)
         self._unreported = 0
 

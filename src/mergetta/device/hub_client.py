@@ -151,7 +151,7 @@ class HubClient:
     ) -> Fetched | None:
         """The hub's current bundle, verified; None if it is still the one with the id `etag`."""
         query = [*(("exclude", domain) for domain in exclude), *([("exclude_own", "true")] if exclude_own else [])]
-        path = f"/v1/families/{quote(family, safe='')}/bundle" + (f"?{urlencode(query)}" if query else "")
+        path = f"/v1/families/{quote(family, safe='')}/current" + (f"?{urlencode(query)}" if query else "")
         headers = {"If-None-Match": f'"{etag}"'} if etag else {}
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -159,7 +159,7 @@ class HubClient:
             if answer.status == 304:
                 return None
             if answer.status != 202:
-                return self._verified(answer, family)
+                return self.blob(family, self._named(answer, family))
             wait = waiting_time(answer.headers.get("Retry-After"))
             if time.monotonic() + wait > deadline:
                 raise HubError("The hub is still building this bundle: try again later.", answer.status)
@@ -167,7 +167,7 @@ class HubClient:
 
     def blob(self, family: str, id: str) -> Fetched:
         """A bundle by its id, which need not be the current one, verified."""
-        return self._verified(self._request("GET", f"/v1/blobs/{quote(id, safe='')}"), family)
+        return self._verified(self._request("GET", f"/v1/blobs/{quote(id, safe='')}"), family, id)
 
     def report(self, reports: list[dict[str, Any]]) -> None:
         body = json.dumps(reports, allow_nan=False).encode()
@@ -218,20 +218,30 @@ class HubClient:
             raise HubError(sentence(answer, self.url), answer.status)
         return answer
 
-    def _verified(self, answer: Answer, family: str) -> Fetched:
-        data = answer.data
-        found = hashlib.sha256(data).hexdigest()
-        if answer.headers.get("ETag", "").removeprefix("W/").strip('"') != found:
-            raise BundleRefused("The hub's bundle is not the one it announced: it was damaged or changed on the way.")
+    def _named(self, answer: Answer, family: str) -> str:
+        """The id of the bundle that the hub says is current, verified."""
+        self._check_signature(answer)
+        found = answer.json()
+        if found.get("family") != family or not isinstance(found.get("bundle"), str):
+            raise BundleRefused(f"The hub does not say which bundle of the family {family!r} is current.")
+        return str(found["bundle"])
+
+    def _check_signature(self, answer: Answer) -> None:
         if self._keys:
-            check_signature(self._keys, data, answer.headers.get("X-Mergetta-Signature"))
+            check_signature(self._keys, answer.data, answer.headers.get("X-Mergetta-Signature"))
+
+    def _verified(self, answer: Answer, family: str, id: str) -> Fetched:
+        data = answer.data
+        if hashlib.sha256(data).hexdigest() != id:
+            raise BundleRefused("The hub's bundle is not the one it announced: it was damaged or changed on the way.")
+        self._check_signature(answer)
         try:
             bundle = Bundle.from_bytes(data, "The hub's bundle")
         except MergettaError as error:
             raise BundleRefused(str(error)) from error
         if bundle.family != family:
             raise BundleRefused(f"The hub's bundle belongs to the family {bundle.family!r}, but this is {family!r}.")
-        return Fetched(bundle, found, data)
+        return Fetched(bundle, id, data)
 
 
 def checked_url(url: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from mergetta.hub.access import administrator, anyone, body_of, consumer, contributor, hub_of
+from mergetta.hub.access import Door, administrator, anyone, body_of, check_scope, consumer, contributor, hub_of, reader
 from mergetta.hub.records import (
     ADMIN,
     QUARANTINED,
@@ -23,7 +25,9 @@ from mergetta.hub.shapes import (
     DIGEST,
     NAME,
     PLAIN,
+    AuditShape,
     BundleShape,
+    Current,
     Decision,
     DeviceShape,
     ExpertShape,
@@ -31,6 +35,7 @@ from mergetta.hub.shapes import (
     Key,
     Problem,
     Report,
+    Reports,
     Similarity,
     Status,
     Taken,
@@ -42,6 +47,8 @@ MAPPED = 60
 """Experts in a similarity map."""
 FEWEST = 3
 """Contributors of a domain without which it is not left out of a bundle."""
+CACHED = 10
+"""Seconds for which a cache may say which bundle is current."""
 FamilyName = Annotated[str, Path(pattern=NAME)]
 ExpertId = Annotated[str, Path(pattern=DIGEST)]
 DomainName = Annotated[str, Query(max_length=200, pattern=PLAIN)]
@@ -49,16 +56,20 @@ Anyone = Annotated[TokenRecord, Depends(anyone)]
 Contributor = Annotated[TokenRecord, Depends(contributor)]
 Consumer = Annotated[TokenRecord, Depends(consumer)]
 Administrator = Annotated[TokenRecord, Depends(administrator)]
+Reader = Annotated[TokenRecord | None, Depends(reader)]
 TheHub = Annotated[Hub, Depends(hub_of)]
 
-DOORS: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in (400, 401, 403, 413, 422, 429, 503)}
+DOORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem} for status in (400, 401, 403, 408, 413, 422, 429, 503)
+}
 MISSING: dict[int | str, dict[str, Any]] = {404: {"model": Problem}}
 UPLOAD: dict[int | str, dict[str, Any]] = {409: {"model": Problem}}
 BYTES: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 RAW = {"requestBody": {"required": True, **BYTES}}
 
 open_routes = APIRouter(prefix="/v1", tags=["hub"])
-router = APIRouter(prefix="/v1", responses=DOORS)
+router = APIRouter(prefix="/v1", responses=DOORS, route_class=Door)
+readers = APIRouter(prefix="/v1", responses=DOORS, tags=["bundles"])
 
 
 @open_routes.get("/health", response_model=Status)
@@ -69,8 +80,10 @@ async def health() -> Status:
 
 @open_routes.get("/ready", response_model=Status, responses={503: {"model": Problem}})
 def ready(hub: TheHub) -> Status:
-    """Database and blobs answer."""
-    hub.store.check()
+    """Database and blobs answer, or did a second ago: anybody may ask, however often."""
+    if time.monotonic() - hub.was_ready > 1:
+        hub.store.check()
+        hub.was_ready = time.monotonic()
     return Status()
 
 
@@ -89,16 +102,26 @@ def family_shape(hub: Hub, family: FamilyRecord) -> FamilyShape:
         experts=hub.store.counts(family.id),
         bundle=current.id if current else None,
         up_to_date=family.built >= family.generation,
+        waiting_since=hub.store.waiting_since(family),
     )
 
 
-def expert_shape(expert: ExpertRecord, token: TokenRecord) -> ExpertShape:
-    """How an expert measures up is for administrators: whoever knows can find out what just passes."""
-    shape = ExpertShape(**{name: getattr(expert, name) for name in ExpertShape.model_fields})
+def expert_shapes(hub: Hub, token: TokenRecord, experts: Sequence[ExpertRecord]) -> list[ExpertShape]:
+    """How an expert measures up, and the names of contributors, are for administrators: whoever knows the first can
+    find out what just passes.
+    """
     if token.role == ADMIN:
-        return shape
-    reason = "it is unlike the others" if shape.state == QUARANTINED and not shape.decided else shape.reason
-    return shape.model_copy(update={"norm": None, "reason": reason})
+        names = hub.store.token_names({each.token for each in experts})
+        return [ExpertShape(**vars(each), uploader=names.get(each.token, "")) for each in experts]
+    return [ExpertShape(**{**vars(each), "norm": None, "reason": told_reason(each)}, uploader="") for each in experts]
+
+
+def told_reason(expert: ExpertRecord) -> str:
+    return "it is unlike the others" if expert.state == QUARANTINED and not expert.decided else expert.reason
+
+
+def expert_shape(hub: Hub, token: TokenRecord, expert: ExpertRecord) -> ExpertShape:
+    return expert_shapes(hub, token, [expert])[0]
 
 
 def bundle_shape(bundle: BundleRecord) -> BundleShape:
@@ -107,7 +130,7 @@ def bundle_shape(bundle: BundleRecord) -> BundleShape:
 
 @router.get("/families", tags=["families"])
 def list_families(hub: TheHub, token: Anyone) -> list[FamilyShape]:
-    return [family_shape(hub, family) for family in hub.store.families()]
+    return [family_shape(hub, family) for family in hub.store.families() if token.sees(family.id)]
 
 
 @router.get("/families/{family}", tags=["families"], responses=MISSING)
@@ -118,7 +141,7 @@ def get_family(family: FamilyName, hub: TheHub, token: Anyone) -> FamilyShape:
 @router.delete("/families/{family}", tags=["families"], status_code=204, responses=MISSING)
 def delete_family(family: FamilyName, hub: TheHub, token: Administrator) -> None:
     """Forget a family with all its experts, bundles and devices: there is no way back."""
-    hub.store.delete_family(family)
+    hub.store.delete_family(family, token.id)
 
 
 @router.put(
@@ -133,9 +156,9 @@ async def put_family(
     """
     if token.role != ADMIN and token.registers != family and not hub.settings.open:
         raise HTTPException(403, f"The family {family!r} is registered by an administrator, or by a token made for it.")
-    data = await body_of(request, token)
-    if await run_in_threadpool(hub.store.put_family, data, family):
-        response.status_code = 201
+    async with body_of(request, token) as data:
+        if await run_in_threadpool(hub.store.put_family, data, family, token.id):
+            response.status_code = 201
     return await run_in_threadpool(get_family, family, hub, token)
 
 
@@ -155,16 +178,16 @@ async def post_expert(
     family: FamilyName, request: Request, response: Response, hub: TheHub, token: Contributor
 ) -> ExpertShape:
     """Upload an expert file. The same content has the same id, however often it is sent."""
-    data = await body_of(request, token)
 
-    def add() -> tuple[ExpertRecord, bool]:
+    def add(data: bytes) -> tuple[ExpertRecord, bool]:
         return hub.store.add_expert(family, data, token.id, hub.file_of(family))
 
-    expert, created = await run_in_threadpool(add)
+    async with body_of(request, token) as data:
+        expert, created = await run_in_threadpool(add, data)
     if created:
         response.status_code = 201
         hub.builder.wake()
-    return expert_shape(expert, token)
+    return await run_in_threadpool(expert_shape, hub, token, expert)
 
 
 @router.get("/families/{family}/experts", tags=["experts"], responses=MISSING)
@@ -181,12 +204,14 @@ def list_experts(
     hub.store.family(family)
     states = (state,) if state else None
     found = hub.store.experts(family, states, limit=limit, token=uploader, before=before)
-    return [expert_shape(expert, token) for expert in found]
+    return expert_shapes(hub, token, found)
 
 
 @router.get("/experts/{expert}", tags=["experts"], responses=MISSING)
 def get_expert(expert: ExpertId, hub: TheHub, token: Anyone) -> ExpertShape:
-    return expert_shape(hub.store.expert(expert), token)
+    found = hub.store.expert(expert)
+    check_scope(token, found.family)
+    return expert_shape(hub, token, found)
 
 
 @router.get("/experts/{expert}/content", tags=["experts"], responses={**MISSING, 200: BYTES}, response_class=Response)
@@ -200,17 +225,18 @@ def get_expert_content(expert: ExpertId, hub: TheHub, token: Administrator) -> R
 def decide(expert: ExpertId, decision: Decision, hub: TheHub, token: Contributor) -> ExpertShape:
     """Accept (active), quarantine or retire an expert. Contributors may retire what they have uploaded."""
     found = hub.store.expert(expert)
+    check_scope(token, found.family)
     if token.role != ADMIN and not (decision.state == RETIRED and found.token == token.id):
         raise HTTPException(403, "Only an administrator decides on experts; contributors may retire their own.")
-    changed = hub.store.decide(expert, decision.state, decision.reason)
+    changed = hub.store.decide(expert, decision.state, decision.reason, token.id)
     hub.builder.wake()
-    return expert_shape(changed, token)
+    return expert_shape(hub, token, changed)
 
 
 @router.post("/tokens/{token_id}/approval", tags=["tokens"], status_code=204, responses=MISSING)
 def approve(token_id: Annotated[str, Path(pattern=r"^[0-9a-f]{1,32}$")], hub: TheHub, token: Administrator) -> None:
     """Merge what a token has uploaded and will upload, as far as the screening finds nothing odd."""
-    hub.store.approve_token(token_id)
+    hub.store.approve_token(token_id, token.id)
     hub.builder.wake()
 
 
@@ -225,19 +251,46 @@ def get_similarity(family: FamilyName, hub: TheHub, token: Anyone) -> Similarity
     return Similarity(experts=[e.id for e in experts], domains=[e.domain for e in experts], cosines=cosines)
 
 
+BUILDING: dict[int | str, dict[str, Any]] = {
+    202: {"model": Problem, "description": "Being built for the first time: ask again after `Retry-After` seconds."},
+    304: {"description": "You have it."},
+}
+FOR_EVER = "max-age=31536000, immutable"
+
+
+@readers.get(
+    "/families/{family}/current",
+    responses={**MISSING, **BUILDING, 200: {"model": Current}},
+    response_class=Response,
+)
+async def get_current(
+    family: FamilyName,
+    request: Request,
+    hub: TheHub,
+    token: Reader,
+    exclude: Annotated[list[DomainName] | None, Query(max_length=100)] = None,
+    exclude_own: bool = False,
+) -> Response:
+    """Which bundle is current, signed like the bundle itself, which is at /v1/blobs. `ETag` is the bundle's SHA-256."""
+    variant = variant_for(token, exclude, exclude_own)
+    served = hub.fresh(family, variant) or await run_in_threadpool(find_bundle, hub, family, variant)
+    if served is None:
+        return being_built()
+    pointer = hub.pointer(served)
+    shared = hub.settings.public and not variant.key
+    headers = headers_for(
+        served.record, pointer.signature, f"public, max-age={CACHED}" if shared else "private, no-cache"
+    )
+    if served.record.id in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(pointer.data, headers=headers, media_type="application/json")
+
+
 @router.get(
     "/families/{family}/bundle",
     tags=["bundles"],
     response_class=Response,
-    responses={
-        **MISSING,
-        200: BYTES,
-        202: {
-            "model": Problem,
-            "description": "Being built for the first time: ask again after `Retry-After` seconds.",
-        },
-        304: {"description": "You have it."},
-    },
+    responses={**MISSING, **BUILDING, 200: BYTES},
 )
 async def get_bundle(
     family: FamilyName,
@@ -248,19 +301,29 @@ async def get_bundle(
     exclude_own: bool = False,
 ) -> Response:
     """The current bundle; without some domains or one's own uploads if asked so. `ETag` is its SHA-256."""
-    variant = Variant.of(exclude or (), token.id if exclude_own else None)
-    served = hub.fresh(family, variant)
+    variant = variant_for(token, exclude, exclude_own)
+    served = hub.fresh(family, variant) or await run_in_threadpool(find_bundle, hub, family, variant)
     if served is None:
-        served = await run_in_threadpool(find_bundle, hub, family, variant)
-    if served is None:
-        return Response('{"detail": "This variant is being built."}', 202, {"Retry-After": "1"}, "application/json")
-    bundle = served.record
-    headers = {"ETag": f'"{bundle.id}"', "Cache-Control": "no-cache", "X-Mergetta-Generation": str(bundle.generation)}
-    if bundle.signature:
-        headers["X-Mergetta-Signature"] = bundle.signature
-    if bundle.id in request.headers.get("if-none-match", ""):
+        return being_built()
+    headers = headers_for(served.record, served.record.signature, "no-cache")
+    if served.record.id in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(served.data, headers=headers, media_type="application/octet-stream")
+
+
+def variant_for(token: TokenRecord | None, exclude: Sequence[str] | None, exclude_own: bool) -> Variant:
+    if token is None and (exclude or exclude_own):
+        raise HTTPException(401, "Only the whole pool's bundle is public.", {"WWW-Authenticate": "Bearer"})
+    return Variant.of(exclude or (), token.id if token and exclude_own else None)
+
+
+def being_built() -> Response:
+    return Response('{"detail": "This variant is being built."}', 202, {"Retry-After": "1"}, "application/json")
+
+
+def headers_for(bundle: BundleRecord, signature: str | None, caching: str) -> dict[str, str]:
+    headers = {"ETag": f'"{bundle.id}"', "Cache-Control": caching, "X-Mergetta-Generation": str(bundle.generation)}
+    return {**headers, "X-Mergetta-Signature": signature} if signature else headers
 
 
 def find_bundle(hub: Hub, family: str, variant: Variant) -> Served | None:
@@ -315,21 +378,26 @@ def list_bundles(family: FamilyName, hub: TheHub, token: Anyone) -> list[BundleS
     return [bundle_shape(bundle) for bundle in hub.store.history(family)]
 
 
-@router.get("/blobs/{digest}", tags=["bundles"], responses={**MISSING, 200: BYTES}, response_class=Response)
-def get_blob(digest: Annotated[str, Path(pattern=DIGEST)], hub: TheHub, token: Consumer) -> Response:
+@readers.get("/blobs/{digest}", responses={**MISSING, 200: BYTES}, response_class=Response)
+def get_blob(digest: Annotated[str, Path(pattern=DIGEST)], hub: TheHub, token: Reader) -> Response:
     """A bundle by its SHA-256: never changes, may be cached for ever."""
-    headers = {"Cache-Control": "private, max-age=31536000, immutable", "ETag": f'"{digest}"'}
-    signature = hub.store.bundle(digest).signature
-    if signature:
-        headers["X-Mergetta-Signature"] = signature
+    bundle = hub.store.bundle(digest)
+    if token is None and bundle.variant:
+        raise HTTPException(401, "Only the whole pool's bundle is public.", {"WWW-Authenticate": "Bearer"})
+    if token is not None:
+        check_scope(token, bundle.family)
+    shared = hub.settings.public and not bundle.variant
+    headers = headers_for(bundle, bundle.signature, f"{'public' if shared else 'private'}, {FOR_EVER}")
     return Response(hub.store.blob(digest), headers=headers, media_type="application/octet-stream")
 
 
 @router.post("/reports", tags=["devices"], status_code=201, responses=MISSING)
-def post_reports(reports: list[Report], hub: TheHub, token: Consumer) -> Taken:
+def post_reports(reports: Reports, hub: TheHub, token: Consumer) -> Taken:
     """How devices are doing; several at once after a time without connection."""
-    if len(reports) > 200:
-        raise HTTPException(413, "At most 200 reports at once.")
+    for report in reports:
+        check_scope(token, report.family)
+        if token.device not in (None, report.device):
+            raise HTTPException(403, f"This token reports for {token.device!r}, not for {report.device!r}.")
     hub.store.add_reports([report.model_dump() for report in reports], token.id)
     return Taken(taken=len(reports))
 
@@ -358,3 +426,14 @@ def list_reports(
     """Oldest first."""
     hub.store.family(family)
     return [Report(**report) for report in hub.store.reports(family, device)]
+
+
+@router.get("/audit", tags=["hub"])
+def list_audit(
+    hub: TheHub,
+    token: Administrator,
+    before: Annotated[int | None, Query(ge=0, lt=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> list[AuditShape]:
+    """Who did what, the latest first; those before an entry's number."""
+    return [AuditShape(**vars(entry)) for entry in hub.store.audit(limit, before)]

@@ -1,14 +1,12 @@
-"""The hub as an ASGI application: routes, errors as one sentence, limits on every body, metrics."""
+"""The hub as an ASGI application: routes, and errors as one sentence."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -16,15 +14,13 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 import mergetta
 from mergetta.errors import MergettaError
 from mergetta.hub import api, dashboard
+from mergetta.hub.frame import Frame
 from mergetta.hub.metrics import Metrics
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.state import Hub
 from mergetta.hub.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 
 log = logging.getLogger("mergetta.hub")
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 STATUS = {Refused: 403, NotThere: 404, Conflict: 409, Damaged: 503, Unavailable: 503}
 DESCRIPTION = """Strong devices upload experts, weak devices fetch bundles, people see what is happening.
 
@@ -52,6 +48,7 @@ def create_app(settings: HubSettings) -> FastAPI:
     metrics = Metrics(hub.builder)
     app.include_router(api.open_routes)
     app.include_router(api.router)
+    app.include_router(api.readers)
     dashboard.add_to(app)
 
     @app.get("/metrics", include_in_schema=False)
@@ -59,7 +56,7 @@ def create_app(settings: HubSettings) -> FastAPI:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     add_error_handlers(app)
-    app.add_middleware(Frame, metrics=metrics, limit=settings.max_upload)
+    app.add_middleware(Frame, metrics=metrics)
     return app
 
 
@@ -91,36 +88,3 @@ def add_error_handlers(app: FastAPI) -> None:
     async def fault(request: Request, error: Exception) -> JSONResponse:
         log.exception("a fault of the hub", exc_info=error)
         return problem(500, "The hub has a fault; its log says more.")
-
-
-class Frame:
-    """Around every request: its body is cut off at the limit, its duration and outcome are counted."""
-
-    def __init__(self, app: Any, metrics: Metrics, limit: int) -> None:
-        self.app, self.metrics, self.limit = app, metrics, limit
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        size, status, start = 0, 500, time.perf_counter()
-
-        async def limited() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self.limit:
-                raise HTTPException(413, f"The body is larger than {self.limit:,} bytes.")
-            return message
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, limited, noted)
-        finally:
-            route = getattr(scope.get("route"), "path", "none")
-            self.metrics.observe(scope["method"], route, status, time.perf_counter() - start)

@@ -133,9 +133,10 @@ class BundleStore(Storage):
             return set(connection.execute(query).scalars())
 
     def bundle(self, digest: str) -> BundleRecord:
-        """A bundle of any age, by the SHA-256 of its content."""
+        """A bundle of any age, by the SHA-256 of its content; that of the whole pool, if a variant is the same."""
+        query = sa.select(bundles).where(bundles.c.id == digest).order_by(bundles.c.variant).limit(1)
         with reachable(), self.database.read() as connection:
-            row = connection.execute(sa.select(bundles).where(bundles.c.id == digest).limit(1)).first()
+            row = connection.execute(query).first()
         if row is None:
             raise NotThere(f"There is no bundle {digest}.")
         return record(BundleRecord, row)

@@ -92,14 +92,23 @@ class TokenRecord:
     rate: float
     max_upload: int
     created: float
-    revoked: float | None
+    revoked: float | None = None
     approved: float | None = None
     """Since when its uploads are merged; until then they wait."""
     registers: str = ""
     """The family that it may register; administrators register any."""
+    expires: float | None = None
+    last_used: float | None = None
+    families: list[str] | None = None
+    """That it is for; None for all."""
+    device: str | None = None
+    """That it reports for; None for any."""
 
     def may(self, role: str) -> bool:
         return self.role in (role, ADMIN)
+
+    def sees(self, family: str) -> bool:
+        return self.families is None or family in self.families
 
 
 @dataclass(frozen=True)
@@ -110,3 +119,16 @@ class DeviceRecord:
     first_seen: float
     last_seen: float
     last: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    number: int
+    time: float
+    actor: str
+    name: str
+    """Of the token that acted, for people."""
+    action: str
+    subject: str
+    family: str
+    why: str

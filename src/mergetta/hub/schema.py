@@ -100,6 +100,29 @@ tokens = Table(
     Column("revoked", Float),
     Column("approved", Float),  # since when its uploads are merged
     Column("registers", Text, nullable=False),  # the family that it may register
+    Column("expires", Float),
+    Column("last_used", Float),  # to within some minutes
+    Column("families", JSON),  # that it is for; none for all
+    Column("device", Text),  # that it reports for; none for any
+    Index("tokens_revoked", "revoked"),
+)
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("hash", Text, primary_key=True),
+    Column("token", Text, ForeignKey("tokens.id"), nullable=False),
+    Column("expires", Float, nullable=False),
+)
+audit = Table(
+    "audit",
+    metadata,
+    Column("number", Serial, primary_key=True, autoincrement=True),
+    Column("time", Float, nullable=False),
+    Column("actor", Text, nullable=False),  # a token's id, the command line, the screening
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("family", Text, nullable=False),
+    Column("why", Text, nullable=False),
 )
 devices = Table(
     "devices",

@@ -54,6 +54,8 @@ class HubSettings(BaseModel):
     """Bytes of one request body."""
     signing_key: str | None = None
     """Path of an Ed25519 private key (PEM); bundles are signed with it."""
+    public: bool = False
+    """Whether anybody may have the bundles of the whole pool, and caches may keep them."""
     screen: bool = True
     build_every: Annotated[float, Field(gt=0)] = 1.0
     """Seconds between two looks for new experts."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mergetta.family_file import FamilyFile
 from mergetta.hub.builder import Builder
@@ -22,11 +24,19 @@ SERVED = 64
 """Bundles held in memory at most."""
 
 
+class Pointer(NamedTuple):
+    """A small file that says which bundle is current."""
+
+    data: bytes
+    signature: str | None
+
+
 @dataclass
 class Served:
     record: BundleRecord
     data: bytes
     checked: float
+    pointer: Pointer | None = None
 
 
 class Hub:
@@ -39,6 +49,8 @@ class Hub:
         sign = self.signer.sign if self.signer else (lambda data: None)
         key = self.signer.public_key if self.signer else ""
         self.builder = Builder(self.store, settings, sign, self._published, key)
+        self.was_ready = -60.0
+        """When database and blobs last answered, by the monotonic clock."""
         self._served: OrderedDict[tuple[str, str], Served] = OrderedDict()
         self._files: dict[str, FamilyFile] = {}
         self._lock = threading.Lock()
@@ -81,6 +93,15 @@ class Hub:
             while len(self._served) > SERVED:
                 self._served.popitem(last=False)
         return served
+
+    def pointer(self, served: Served) -> Pointer:
+        """Made, and signed, once for each bundle that is served."""
+        if served.pointer is None:
+            names = ("family", "variant", "generation", "size")
+            told = {"bundle": served.record.id, **{name: getattr(served.record, name) for name in names}}
+            data = json.dumps(told).encode()
+            served.pointer = Pointer(data, self.signer.sign(data) if self.signer else None)
+        return served.pointer
 
     def file_of(self, family: str) -> FamilyFile:
         """A family's file never changes; which one it is may, if an administrator deletes the family."""

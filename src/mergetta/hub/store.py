@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
+from mergetta.hub.audit_store import COMMAND_LINE
 from mergetta.hub.blobs import Blobs, digest_of
 from mergetta.hub.bundle_store import BundleStore
 from mergetta.hub.database import Database
@@ -38,6 +39,7 @@ from mergetta.merging.build import check_experts
 
 PROBE = b"mergetta"
 """Written to see whether blobs can be."""
+DECISIONS = {ACTIVE: "accept expert", QUARANTINED: "quarantine expert", RETIRED: "retire expert"}
 
 
 class Store(BundleStore, TokenStore, ReportStore):
@@ -65,7 +67,7 @@ class Store(BundleStore, TokenStore, ReportStore):
                 connection.execute(sa.select(sa.func.count()).select_from(families))
             self.put_blob(PROBE)
 
-    def put_family(self, data: bytes, family: str) -> bool:
+    def put_family(self, data: bytes, family: str, by: str = COMMAND_LINE) -> bool:
         """Register a family; True if it is new. The same file again changes nothing."""
         file = FamilyFile.from_bytes(data)
         if file.family != family:
@@ -86,9 +88,10 @@ class Store(BundleStore, TokenStore, ReportStore):
             try:
                 with self.database.write() as connection:
                     connection.execute(families.insert().values(row))
+                    self._note(connection, by, "register family", family, family)
                 return True
             except IntegrityError:  # somebody else was quicker
-                return self.put_family(data, family)
+                return self.put_family(data, family, by)
 
     def _family(self, family: str) -> FamilyRecord | None:
         with reachable(), self.database.read() as connection:
@@ -101,7 +104,7 @@ class Store(BundleStore, TokenStore, ReportStore):
             raise NotThere(f"The hub does not know the family {family!r}: register it first.")
         return found
 
-    def delete_family(self, family: str) -> None:
+    def delete_family(self, family: str, by: str = COMMAND_LINE) -> None:
         """With everything that belongs to it."""
         gone = {self.family(family).blob}
         with reachable(), self.database.write() as connection:
@@ -110,6 +113,7 @@ class Store(BundleStore, TokenStore, ReportStore):
             for table in (reports, devices, variants, bundles, experts):
                 connection.execute(table.delete().where(table.c.family == family))
             connection.execute(families.delete().where(families.c.id == family))
+            self._note(connection, by, "delete family", family, family)
         with reachable():
             for digest in gone:
                 self.blobs.delete(digest)
@@ -155,6 +159,7 @@ class Store(BundleStore, TokenStore, ReportStore):
                     self._admit(family, token, connection)  # it may have been revoked while the upload was on its way
                     revision = self._change(connection, family)
                     connection.execute(experts.insert().values(**{**vars(entry), "revision": revision}))
+                    self._note(connection, token, "upload expert", entry.id, family, entry.domain)
                 return self.expert(entry.id), True
             except IntegrityError:
                 return self.expert(entry.id), False
@@ -259,9 +264,15 @@ class Store(BundleStore, TokenStore, ReportStore):
             rows = connection.execute(query.group_by(experts.c.state)).all()
         return {row[0]: row[1] for row in rows}
 
-    def decide(self, expert: str, state: str, reason: str) -> ExpertRecord:
+    def waiting_since(self, family: FamilyRecord) -> float | None:
+        """When the first of the experts was changed that no bundle has taken in yet."""
+        waiting = sa.and_(experts.c.family == family.id, experts.c.revision > family.built)
+        with reachable(), self.database.read() as connection:
+            return connection.execute(sa.select(sa.func.min(experts.c.changed)).where(waiting)).scalar()
+
+    def decide(self, expert: str, state: str, reason: str, by: str = COMMAND_LINE) -> ExpertRecord:
         """A person's word on an expert; the screening does not change it any more."""
-        if state not in (ACTIVE, QUARANTINED, RETIRED):
+        if state not in DECISIONS:
             raise MergettaError(f"An expert can be made active, quarantined or retired, not {state!r}.")
         before = self.expert(expert)
         if before.state == state and before.decided:
@@ -272,15 +283,16 @@ class Store(BundleStore, TokenStore, ReportStore):
             mine = experts.update().where(experts.c.id == expert, experts.c.state != RETIRED)
             if not connection.execute(mine.values(**values)).rowcount:
                 raise Conflict("A retired expert stays retired.")
+            self._note(connection, by, DECISIONS[state], expert, before.family, reason)
         return self.expert(expert)
 
-    def retire_all(self, token: str, reason: str) -> int:
+    def retire_all(self, token: str, reason: str, by: str = COMMAND_LINE) -> int:
         """Everything that one token has uploaded, of any family."""
         query = sa.select(experts.c.id).where(experts.c.token == token, experts.c.state != RETIRED)
         with reachable(), self.database.read() as connection:
             found = list(connection.execute(query).scalars())
         for expert in found:
-            self.decide(expert, RETIRED, reason)
+            self.decide(expert, RETIRED, reason, by)
         return len(found)
 
     def forget_retired(self, family: str) -> None:
@@ -303,4 +315,5 @@ class Store(BundleStore, TokenStore, ReportStore):
             for expert, (state, reason) in found.items():
                 values = {"state": state, "reason": reason, "changed": time.time(), "revision": revision}
                 mine = experts.update().where(experts.c.id == expert, sa.not_(experts.c.decided))
-                connection.execute(mine.values(**values))
+                if connection.execute(mine.values(**values)).rowcount and state == QUARANTINED:
+                    self._note(connection, "screening", "quarantine expert", expert, family, reason)

@@ -1,7 +1,7 @@
 """The dashboard: pages that the hub serves itself, without a build step and without the internet.
 
-The pages hold no data. Their scripts ask the same /v1 that everybody uses, with the token in a cookie that scripts
-cannot read.
+The pages hold no data. Their scripts ask the same /v1 that everybody uses, with a session in a cookie that scripts
+cannot read; the token itself is sent once, to log in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -35,7 +36,6 @@ POLICY = "; ".join(
 )
 PAGE_HEADERS = {
     "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -58,7 +58,7 @@ async def home(request: Request) -> Response:
     secret = request.cookies.get(COOKIE)
     if not secret:
         return page("login.html", problem="")
-    token, status, problem = await recognise(request, secret)
+    token, status, problem = await recognise(request, secret, session=True)
     if token is None:
         return page("login.html", 200 if status == 401 else status, problem="" if status == 401 else problem)
     return page("dashboard.html", token=token, plotly=f"static/{PLOTLY}?v={plotly_version()}")
@@ -72,7 +72,7 @@ async def back() -> Response:
 
 @routes.post("/login")
 async def login(request: Request) -> Response:
-    """Checks a token and keeps it in a cookie: a form for people, JSON for scripts."""
+    """Checks a token and opens a session, which a cookie keeps: a form for people, JSON for scripts."""
     refuse_other_sites(request)
     in_json = request.headers.get("content-type", "").startswith("application/json")
     secret = await given_token(request, in_json)
@@ -80,13 +80,18 @@ async def login(request: Request) -> Response:
     if token is None:
         return JSONResponse({"detail": problem}, status) if in_json else page("login.html", status, problem=problem)
     done = JSONResponse({"name": token.name, "role": token.role}) if in_json else RedirectResponse("./", 303)
-    done.set_cookie(COOKIE, secret, **cookie_flags(request))
+    session = await run_in_threadpool(hub_of(request).store.open_session, token.id)
+    done.set_cookie(COOKIE, session, **cookie_flags(request))
     return done
 
 
 @routes.post("/logout")
 async def logout(request: Request) -> Response:
     refuse_other_sites(request)
+    hub, secret = hub_of(request), request.cookies.get(COOKIE)
+    if secret:
+        await run_in_threadpool(hub.store.close_session, secret)
+        hub.gate.forget(secret)
     done = RedirectResponse("./", 303)
     done.delete_cookie(COOKIE, **cookie_flags(request))
     return done
@@ -109,10 +114,10 @@ def cookie_flags(request: Request) -> dict[str, Any]:
     return {"httponly": True, "samesite": "strict", "secure": request.url.scheme == "https"}
 
 
-async def recognise(request: Request, secret: str) -> tuple[TokenRecord | None, int, str]:
+async def recognise(request: Request, secret: str, session: bool = False) -> tuple[TokenRecord | None, int, str]:
     """The token, or a status and a sentence for people."""
     try:
-        return await identify(hub_of(request), secret), 200, ""
+        return await identify(hub_of(request), secret, session), 200, ""
     except HTTPException as error:
         return None, error.status_code, str(error.detail)
     except MergettaError as error:

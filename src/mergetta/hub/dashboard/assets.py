@@ -38,7 +38,6 @@ class Asset:
             "ETag": f'"{self.digest}"',
             "Cache-Control": self.caching,
             "Vary": "Accept-Encoding",
-            "X-Content-Type-Options": "nosniff",
         }
         if self.digest in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)

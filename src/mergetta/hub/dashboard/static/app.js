@@ -4,12 +4,13 @@ import * as bundle from "./bundle.js";
 import * as devices from "./devices.js";
 import * as experts from "./experts.js";
 import { get, Refused, Unreachable } from "./hub.js";
+import * as log from "./log.js";
 import { logInFromFragment } from "./login.js";
 import * as overview from "./overview.js";
 import { byId, duration, el, fill, refreshTimes, setText } from "./page.js";
 import * as quarantine from "./quarantine.js";
 
-const SECTIONS = { overview, experts, bundle, devices, quarantine };
+const SECTIONS = { overview, experts, bundle, devices, quarantine, ...(document.body.dataset.role === "admin" && { log }) };
 const EVERY = interval(new URLSearchParams(location.search).get("refresh"));
 let turn = 0;
 let timer = 0;

@@ -2,7 +2,9 @@
 
 import { axis, draw as drawChart, lineStyle, localTime, narrow } from "./charts.js";
 import { get } from "./hub.js";
-import { bundleOf, byId, cell, count, fillTable, many, numberCell, setText, showFilled, stateOf, tag, time } from "./page.js";
+import {
+  bundleOf, byId, cell, count, fillTable, many, numberCell, setText, showFilled, stateOf, tag, time, troublesOf,
+} from "./page.js";
 
 const LINES = 12;
 const ROWS = 300;
@@ -40,7 +42,9 @@ export function draw({ devices, chosen, lines }, { family, refresh }) {
   again = refresh;
   showFilled("devices", devices.length > 0);
   if (!devices.length) return;
-  const rows = chosen.slice(0, ROWS).map((device) => ({ ...device, state: stateOf(device), bundle: bundleOf(device) }));
+  const rows = chosen.slice(0, ROWS).map((device) => ({
+    ...device, state: stateOf(device), bundle: bundleOf(device), troubles: troublesOf(device, devices),
+  }));
   fillTable("device-table", rows, (device) => device.device, deviceCells);
   const notes = [`${count(rows.length)} of ${many(devices.length, "device")}.`];
   if (chosen.length > LINES) notes.push(`The charts show ${LINES} of them; filter to see others.`);
@@ -49,7 +53,7 @@ export function draw({ devices, chosen, lines }, { family, refresh }) {
   drawChart("loss", lineChart(lines, "loss", family, "No device has taken a step yet."));
 }
 
-function deviceCells({ device, state, bundle, last, last_seen }) {
+function deviceCells({ device, state, bundle, troubles, last, last_seen }) {
   return [
     cell(device, "name"),
     cell(tag(state), "short"),
@@ -60,6 +64,7 @@ function deviceCells({ device, state, bundle, last, last_seen }) {
     numberCell(last.entropy === null ? "–" : last.entropy.toFixed(3)),
     numberCell(last.forwards.toFixed(2)),
     numberCell(count(last.shifts)),
+    cell(troubles.join(", ") || "–", troubles.length ? "words warn" : "words"),
   ];
 }
 

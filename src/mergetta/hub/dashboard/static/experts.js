@@ -1,13 +1,17 @@
 // Who has contributed, and how alike the contributions are.
 
 import { axis, brief, colours, draw as drawChart, narrow, plain } from "./charts.js";
+import { Selection } from "./decisions.js";
 import { get, getExperts } from "./hub.js";
-import { byId, cell, count, fillTable, named, number, numberCell, setText, showFilled, tag, time } from "./page.js";
+import {
+  byId, cell, count, el, fillTable, named, number, numberCell, setText, showFilled, tag, time,
+} from "./page.js";
 
 const SHOWN = 200;
 const WITH_NUMBERS = 24;
 let map = { mark: "", similarity: null };
 let redraw = () => {};
+const selection = new Selection(byId("expert-actions"), ["active", "quarantined", "retired"]);
 
 byId("expert-state").addEventListener("change", () => redraw());
 
@@ -18,7 +22,10 @@ export async function load(family) {
   return { experts, similarity: map.similarity };
 }
 
-export function draw({ experts, similarity }, { family }) {
+export function draw({ experts, similarity }, context) {
+  const { family } = context;
+  selection.show(experts, context);
+  fillTable("contributor-table", contributors(experts), (each) => each.token, contributorCells);
   redraw = () => drawTable(experts, family);
   showFilled("experts", experts.length > 0);
   redraw();
@@ -36,7 +43,7 @@ function drawTable(experts, family) {
 
 function expertCells(expert) {
   const reason = expert.reason || (expert.decided ? "decided by a person" : "");
-  const domain = cell(named(expert.domain), "name");
+  const domain = cell(el("label", {}, selection.box(expert), named(expert.domain)), "name");
   domain.title = `SHA-256 ${expert.id}`;
   return [
     domain,
@@ -44,9 +51,26 @@ function expertCells(expert) {
     cell(expert.method || "–", "short"),
     numberCell(count(expert.samples)),
     numberCell(number(expert.norm)),
+    cell(expert.uploader || expert.token, "short"),
     cell(reason, "words"),
     cell(time(expert.created), "short"),
   ];
+}
+
+// Of the experts shown: who has sent how many, the largest share first.
+function contributors(experts) {
+  const found = new Map();
+  for (const { token, uploader, state, created } of experts) {
+    const known = found.get(token) ?? { token, name: uploader || token, active: 0, pending: 0, quarantined: 0, retired: 0 };
+    found.set(token, { ...known, [state]: known[state] + 1, last: created });
+  }
+  const active = experts.filter(({ state }) => state === "active").length;
+  return [...found.values()].map((each) => ({ ...each, share: active ? each.active / active : 0 })).sort((a, b) => b.active - a.active);
+}
+
+function contributorCells({ name, active, share, quarantined, retired, last }) {
+  const numbers = [count(active), `${Math.round(100 * share)} %`, count(quarantined), count(retired)];
+  return [cell(name, "name"), ...numbers.map(numberCell), cell(time(last), "short")];
 }
 
 // Kept-out experts come last, so that they stand apart from the others.

@@ -5,9 +5,12 @@ import { draw as drawChart } from "./charts.js";
 import { lineChart, load as loadDevices } from "./devices.js";
 import { get } from "./hub.js";
 import {
-  bundleOf, byId, bytes, cell, count, duration, el, fill, fillTable, many, number, numberCell, shortId, stateOf, tag, tiles,
+  bundleOf, byId, bytes, cell, count, duration, el, fill, fillTable, many, median, number, numberCell, shortId, stateOf, tag,
+  tiles, troublesOf,
 } from "./page.js";
 
+const OVERDUE = 60; // seconds without a bundle of the latest experts: builds take a second or two
+const LISTED = 5;
 const STATES = ["active", "pending", "quarantined", "retired"];
 
 export async function load(family) {
@@ -41,12 +44,6 @@ function drawTiles(family, bundle, devices) {
   ]);
 }
 
-function median(values) {
-  if (!values.length) return null;
-  const sorted = [...values].sort((a, b) => a - b);
-  return (sorted[Math.floor((sorted.length - 1) / 2)] + sorted[Math.ceil((sorted.length - 1) / 2)]) / 2;
-}
-
 function attention(family, devices, linkTo) {
   const found = [];
   const note = (word, text, section) => found.push({ word, text, href: linkTo(section) });
@@ -56,13 +53,17 @@ function attention(family, devices, linkTo) {
   if (quarantined) note("quarantined", `${many(quarantined, "expert")} to accept or reject`, "quarantine");
   if (!Object.keys(family.experts).length) note("none", "No expert yet: how to upload the first", "experts");
   if (!devices.length) note("none", "No device yet: how to start the first", "devices");
-  if (!family.up_to_date) note("building", "A new bundle is on its way", "bundle");
+  const waited = family.waiting_since === null ? 0 : Date.now() / 1000 - family.waiting_since;
+  if (waited > OVERDUE) note("failing", `No bundle with the latest experts for ${duration(waited)}: the hub's log says why`, "bundle");
+  else if (!family.up_to_date) note("building", "A new bundle is on its way", "bundle");
   if (older.length) note("older", `${many(older.length, "device")} with an older bundle`, "devices");
-  for (const device of silent.slice(0, 5)) {
-    note("silent", `${device.device} was last heard ${duration(Date.now() / 1000 - device.last_seen)} ago`, "devices");
-  }
-  if (silent.length > 5) note("silent", `${silent.length - 5} more devices are silent`, "devices");
-  return found.length ? found : [{ word: "settled", text: "Nothing: all is as it should be", href: null }];
+  const some = (word, chosen, textOf) => {
+    for (const device of chosen.slice(0, LISTED)) note(word, `${device.device} ${textOf(device)}`, "devices");
+    if (chosen.length > LISTED) note(word, `and ${many(chosen.length - LISTED, "more device")}`, "devices");
+  };
+  some("trouble", devices.filter((device) => troublesOf(device, devices).length), (device) => troublesOf(device, devices).join(", "));
+  some("silent", silent, (device) => `was last heard ${duration(Date.now() / 1000 - device.last_seen)} ago`);
+  return found.length ? found : [{ word: "settled", text: "No build and no device reports trouble", href: null }];
 }
 
 function notice({ word, text, href }) {

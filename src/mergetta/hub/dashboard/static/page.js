@@ -58,6 +58,8 @@ const TAGS = {
   silent: ["◌", "off"],
   current: ["✓", "good"],
   older: ["↓", "warn"],
+  trouble: ["⚠\uFE0E", "warn"],
+  failing: ["✗", "bad"],
   none: ["–", "off"],
   building: ["↻", ""],
 };
@@ -107,4 +109,24 @@ export const stateOf = (device) => (age(device.last_seen) > SILENT ? "silent" : 
 export function bundleOf(device) {
   if (!device.last.bundle) return "none";
   return device.has_latest ? "current" : "older";
+}
+
+const UNCERTAIN = 2; // times the fleet's median entropy
+const FLEET = 4; // devices that a median is worth something of
+
+export function median(values) {
+  if (!values.length) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  return (sorted[Math.floor((sorted.length - 1) / 2)] + sorted[Math.ceil((sorted.length - 1) / 2)]) / 2;
+}
+
+// What a device's own numbers say is wrong. Whether its predictions are right, only labels could say.
+export function troublesOf({ last }, fleet) {
+  const found = [];
+  const entropies = fleet.map((each) => each.last.entropy).filter((entropy) => entropy !== null);
+  if (last.fallbacks) found.push(`fell back ${many(last.fallbacks, "time")}`);
+  if (last.refused) found.push(`refused ${many(last.refused, "bundle")}`);
+  if (last.bad) found.push(`could not read ${many(last.bad, "image")}`);
+  if (entropies.length >= FLEET && last.entropy > UNCERTAIN * median(entropies)) found.push("far less certain than the others");
+  return found;
 }
