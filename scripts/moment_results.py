@@ -2,6 +2,7 @@
 
 python scripts/moment_results.py size            # ResNet-50 shape: experts and bundles in kB; a minute
 python scripts/moment_results.py truncation      # fashion-bn: error by the share of moments that a bundle leaves out
+python scripts/moment_results.py clean           # fashion-bn: clean images, with the experts of all 15 corruptions
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mergetta import Bundle, Expert, TorchRuntime, build_bundle, load_family
+from mergetta import Bundle, Expert, RaceMerge, TorchRuntime, build_bundle, load_family
 from mergetta.adapters.forward_only.normaliser import Normaliser
 from mergetta.adapters.forward_only.zo_merge import ZOMerge
-from mergetta.bench.inputs import target_of
+from mergetta.bench.inputs import clean_images, place_of, target_of
 from mergetta.bench.pools import make_expert
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import load_suite
@@ -72,6 +73,23 @@ def truncation() -> None:
         print(f"leaving out {tolerance:g}: {np.mean(sizes) / 1000:.0f} kB, {means}", flush=True)
 
 
+def clean() -> None:
+    """On clean images of which no target is made."""
+    suite, store = load_suite("fashion-bn").restricted(samples=4000), Store(Path(default_cache()))
+    runtime = TorchRuntime(load_family("fashion-bn"))
+    pool = [make_expert(suite, "roid", domain, 0, store) for domain in suite.domains]
+    bundle = build_bundle(runtime.groups, pool, family=runtime.family)
+    stream = clean_images(place_of(suite), 4000).stream
+    for order in ("mixed", "sorted"):
+        for size in (200, 16, 1):
+            adapter, wrong = RaceMerge(runtime, bundle), []
+            for images, labels in stream(0, size, order):
+                found = adapter.predict(images), runtime(images, given=1.0).logits
+                wrong += [(logits.argmax(axis=1) != labels) for logits in found]
+            ours, source = (100 * np.concatenate(wrong[start::2]) for start in (0, 1))
+            print(f"{order}, batches of {size}: {ours.mean():.2f}, source model {source.mean():.2f}", flush=True)
+
+
 def error(runtime: TorchRuntime, bundle: Bundle, domain: str, learn: bool) -> float:
     adapter = ZOMerge(runtime, bundle, normalise=Normaliser.of_bundle(runtime, bundle))
     wrong = [
@@ -82,4 +100,4 @@ def error(runtime: TorchRuntime, bundle: Bundle, domain: str, learn: bool) -> fl
 
 
 if __name__ == "__main__":
-    {"size": size, "truncation": truncation}[sys.argv[1]]()
+    {"size": size, "truncation": truncation, "clean": clean}[sys.argv[1]]()

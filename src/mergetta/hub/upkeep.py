@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from mergetta.errors import MergettaError
 from mergetta.hub.blobs import digest_of
 from mergetta.hub.records import RETIRED, BundleRecord
-from mergetta.hub.schema import bundles, experts, families, metadata, tokens, variants
+from mergetta.hub.schema import bundles, experts, families, metadata, sessions, tokens, variants
 from mergetta.hub.storage import Damaged, NotThere, reachable, record
 from mergetta.hub.store import PROBE, Store
 
@@ -86,7 +86,7 @@ def backup(store: Store, folder: Store) -> int:
     missing = 0
     with reachable(), store.database.snapshot() as reading, folder.database.write() as writing:
         for table in metadata.sorted_tables:
-            if table in (bundles, variants):
+            if table in (bundles, variants, sessions):
                 continue
             columns = [column for column in table.c if column.autoincrement is not True]  # these are numbered anew
             rows = reading.execute(sa.select(*columns).order_by(*table.primary_key)).mappings()
