@@ -87,3 +87,9 @@ def score(confidence: float) -> float:
     p = np.exp(confidence * np.eye(CLASSES)[0])
     p /= p.sum()
     return float(np.log(CLASSES) + (p * np.log(p)).sum())
+
+
+def assert_same_state(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)

@@ -22,6 +22,7 @@ from mergetta.device.hub_link import HubLink
 from mergetta.models.family import Family, load_family
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
+from .confidence import each_in_turn
 from .numpy_runtime import NumpyRuntime
 from .stub_hub import FAMILY, StubHub
 
@@ -34,6 +35,11 @@ if os.environ.get("CI"):
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MERGETTA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def evenly() -> np.ndarray:
+    return each_in_turn()
 
 
 @pytest.fixture(scope="session", params=["fashion-bn", "fashion-vit"])

@@ -13,7 +13,7 @@ from mergetta.adapters.forward_only.race_merge import RaceMerge
 from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.losses.probabilities import softmax
 
-from .confidence import CLASSES, HELD, Confidence, each_in_turn, expert, race_merge
+from .confidence import CLASSES, HELD, Confidence, assert_same_state, expert, race_merge
 from .contracts import AdapterContract
 from .numpy_runtime import NumpyRuntime
 from .test_adapters import needed
@@ -24,17 +24,6 @@ class Symmetric(Confidence):
 
     def look(self, images: np.ndarray) -> np.ndarray:
         return np.asarray(images.sum(axis=(1, 3))[:, :CLASSES])
-
-
-@pytest.fixture
-def evenly() -> np.ndarray:
-    return each_in_turn()
-
-
-def assert_same_state(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def in_both_views(value: float = 2.0, **options: Any) -> Mirrored:

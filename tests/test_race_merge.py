@@ -20,18 +20,7 @@ from mergetta.bench.inputs import Place, clean_images, load_domain
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Runtime
 from mergetta.runtimes.export import to_onnx
-from tests.confidence import CLASSES, HELD, Confidence, each_in_turn, expert, race_merge, score
-
-
-@pytest.fixture
-def evenly() -> np.ndarray:
-    return each_in_turn()
-
-
-def assert_same_state(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+from tests.confidence import CLASSES, HELD, Confidence, assert_same_state, expert, race_merge, score
 
 
 def test_scale_by_hand(evenly: np.ndarray) -> None:
