@@ -47,6 +47,23 @@ class TestLink:
         it.keep(second)
         assert cached(tmp_path) == {second}
 
+    def test_a_bundle_of_another_source_model_is_refused(self, hub: StubHub, link: Callable[..., HubLink]) -> None:
+        first = make_bundle(0)
+        it = link()
+        it.start()
+        foreign = {name: vector + 1 for name, vector in first.base.items()}
+        hub.offer(replace(make_bundle(1), base=foreign))
+        it.sync()
+        assert it.newer() is None and it.refused == 1
+
+    def test_bundles_without_some_domains_are_kept_apart(
+        self, hub: StubHub, link: Callable[..., HubLink], tmp_path: Path
+    ) -> None:
+        link().start()
+        hub.down()
+        with pytest.raises(MergettaError, match="does not hold a bundle of this family"):
+            link(exclude=("fog",)).start()
+
     def test_an_older_bundle_is_refused(self, hub: StubHub, link: Callable[..., HubLink]) -> None:
         """Signed then, it still verifies; but a device does not go back, not even after a restart."""
 

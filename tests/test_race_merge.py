@@ -936,6 +936,20 @@ class TestHome:
         adapter.predict(evenly)
         assert adapter.home
 
+    def test_what_was_held_before_is_forgotten(self, evenly: np.ndarray) -> None:
+        adapter = self.at_home(evenly, held=len(evenly))
+        for start in range(0, len(evenly), 8):
+            adapter.predict(evenly[start : start + 8])
+        assert adapter.home and adapter.trials.held is None and not adapter.trials.begun
+
+    def test_another_bundle_at_home_is_no_reason_to_start_with_the_source_model_elsewhere(
+        self, evenly: np.ndarray
+    ) -> None:
+        adapter = self.at_home(evenly, held=len(evenly))
+        adapter.predict(evenly)
+        assert adapter.swap(build_bundle(adapter.runtime.groups, [expert(4.0, batch_norm=True)]))
+        assert adapter.carried is None and adapter.home
+
     def test_elsewhere_members_race(self, evenly: np.ndarray) -> None:
         adapter = self.at_home(evenly, held=len(evenly))
         adapter.predict(evenly + 0.5)

@@ -154,6 +154,16 @@ def fingerprint(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -
     return digest.hexdigest()[:16]
 
 
+def check_base(base: GroupValues, groups: GroupValues, what: str) -> None:
+    """Raise unless a base is that of a model with these groups, value by value: whoever wrote another one into a hub
+    would choose what every device runs.
+    """
+    check_groups(base, groups, what)
+    for name, vector in base.items():
+        if not np.allclose(vector, groups[name], rtol=1e-3, atol=1e-5):
+            raise MergettaError(f"{what} starts from another source model: its group {name!r} is not this model's.")
+
+
 def check_groups(values: GroupValues, reference: GroupValues, what: str) -> None:
     """Raise unless `values` has exactly the groups of `reference`, with its sizes: vectors, all finite, and means and
     variances in pairs.

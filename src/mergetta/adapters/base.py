@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from mergetta.arrays import Array
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import check_groups
+from mergetta.groups import check_base, check_groups
 from mergetta.runtimes.base import Runtime
 
 ADAPTING, SETTLED = "adapting", "settled"
@@ -96,14 +94,9 @@ def check_family(runtime: Runtime, family: str, what: str) -> None:
 
 
 def check_bundle(runtime: Runtime, bundle: Bundle) -> None:
-    """Raise unless it is of the model's family and starts from the model's own groups: whoever wrote another base into
-    a hub would otherwise choose what every device runs.
-    """
+    """Raise unless it is of the model's family and starts from the model's own groups."""
     check_family(runtime, bundle.family, "The bundle")
-    check_groups(bundle.base, runtime.groups, "The bundle")
-    for name, vector in bundle.base.items():
-        if not np.allclose(vector, runtime.groups[name], rtol=1e-3, atol=1e-5):
-            raise MergettaError(f"The bundle starts from another source model: its group {name!r} is not this model's.")
+    check_base(bundle.base, runtime.groups, "The bundle")
 
 
 def check_pool(runtime: Runtime, experts: Sequence[Expert], method: str) -> None:

@@ -24,7 +24,7 @@ from mergetta.bundle import Bundle
 from mergetta.device.hub_client import BundleRefused, Fetched, HubClient, HubError, read_key
 from mergetta.errors import MergettaError
 from mergetta.files import make_durable, read_bytes, write_atomically
-from mergetta.groups import GroupValues, check_groups
+from mergetta.groups import GroupValues, check_base, check_groups
 from mergetta.runtimes.base import Runtime
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,13 @@ def connect(
     return HubLink(client, runtime.family, Path(folder), name, refresh, exclude, exclude_own, runtime.groups)
 
 
+def variant_folder(exclude: Sequence[str], exclude_own: bool) -> str:
+    """Bundles without some domains are kept apart: none of them may stand in for another."""
+    if not exclude and not exclude_own:
+        return "."
+    return "without-" + hashlib.sha256(repr((sorted(set(exclude)), exclude_own)).encode()).hexdigest()[:12]
+
+
 class HubLink:
     """`start` gives the bundle to begin with; `newer` a newer one, once; `keep` says which one the state now needs.
 
@@ -78,7 +85,7 @@ class HubLink:
             raise MergettaError(f"A device name is letters, digits and ._@:+- (at most 200), not {device_name!r}.")
         self.client, self.family, self.device_name, self.refresh = client, family, device_name, refresh
         self.exclude, self.exclude_own, self.groups = tuple(exclude), exclude_own, groups
-        self.cache = BundleCache(Path(folder))
+        self.cache = BundleCache(Path(folder) / variant_folder(self.exclude, exclude_own))
         self.queue = ReportQueue(Path(folder) / "reports.jsonl")
         self.id = ""
         """Of the bundle in use."""
@@ -118,7 +125,8 @@ class HubLink:
 
     def refuse(self, problem: MergettaError) -> None:
         """The device could not use the newer bundle after all, and stays with its own."""
-        self.cache.prune({self.id})
+        with self._lock:
+            self.cache.prune({self.id} if self._newer is None else {self.id, self._newer[1]})
         self._note("bundle", BundleRefused(str(problem)))
 
     def report(self, report: dict[str, Any]) -> None:
@@ -191,7 +199,9 @@ class HubLink:
 
     def _check(self, bundle: Bundle) -> None:
         try:
-            check_groups(bundle.merge(), bundle.base if self.groups is None else self.groups, "The hub's bundle")
+            check_groups(bundle.merge(), bundle.base, "The hub's bundle")
+            if self.groups is not None:
+                check_base(bundle.base, self.groups, "The hub's bundle")
         except MergettaError as error:
             raise BundleRefused(str(error)) from error
 

@@ -160,8 +160,12 @@ class RaceMerge(Adapter):
         self._folded = None
         self.carried: Vector | None = None
         """Weights to start with instead of by similarity: what another bundle amounted to."""
-        self.trials = Trials(self.settings.held, self.settings.mixed, self.classes)
+        self._forget_trials()
         self._race([self.mean])
+
+    def _forget_trials(self) -> None:
+        """No image is held, and whoever races next begins anew."""
+        self.trials = Trials(self.settings.held, self.settings.mixed, self.classes)
 
     def _race(self, candidates: Sequence[Vector] | NDArray[Any]) -> None:
         self.candidates = np.vstack(list(candidates))
@@ -255,6 +259,8 @@ class RaceMerge(Adapter):
             self._folded = None
         if not self.resting:
             self.visit.learn(signature, len(p))
+        if self.home:
+            self._forget_trials()
         if not self.trials.begun:
             self._order()
         return begins
@@ -280,8 +286,8 @@ class RaceMerge(Adapter):
         assert bundle.members is not None
         if moments is not None and self.normalise.moments is not None:
             self.normalise.moments.restore(moments.state())
-        self.trials = Trials(self.settings.held, self.settings.mixed, self.classes)
-        self.carried = carried(before, bundle.members.names) if self.visit.count else None
+        self._forget_trials()
+        self.carried = carried(before, bundle.members.names) if self.visit.count and not self.home else None
         self._order()
         return True
 
