@@ -21,13 +21,11 @@ from mergetta.groups import (
     moment_pairs,
     moments_of,
 )
-from mergetta.merging.low_rank import Matrix, adaptive_rank, factorise
+from mergetta.merging.low_rank import Matrix
 from mergetta.merging.members import MOST, Clusters
-from mergetta.merging.trim import keep_largest
+from mergetta.merging.reduction import MOMENT_TOLERANCE, Reduction
 from mergetta.streams.domain import Variances, between_domains
 
-MOMENT_TOLERANCE = 1e-4
-"""Share of the experts' differences in moments that a bundle may leave out."""
 LARGEST_SECOND = 1e18
 """Most that a second moment may be: how it varies between domains, its square, is a float32 too."""
 LOSS_OF = {"roid": "roid", "deyo": "deyo", "tent": "entropy"}
@@ -74,39 +72,22 @@ def build_bundle(
     experts = list(experts)
     if not experts:
         raise MergettaError("A bundle needs at least one expert.")
-    check_limits(max_rank, tolerance)
-    start = np.asarray(initial, dtype=np.float64)
-    if start.ndim == 0:
-        start = np.full(len(experts), start)
-    if start.shape != (len(experts),) or not np.isfinite(start).all():
-        raise MergettaError(f"initial must be one finite number, or one for each of the {len(experts)} experts.")
+    reduction = Reduction(keep, max_rank, tolerance, tolerance_per_entry, moment_tolerance, reduce)
     family = check_experts(base, experts, family)
     shares = contributor_shares(contributors or range(len(experts)), len(experts))
-    start, roots = start * shares, np.sqrt(shares)
+    start, moving = start_of(initial, len(experts)) * shares, set(learnable(base))
 
     basis: dict[str, Matrix] = {}
     coefficients: dict[str, Matrix] = {}
-    mixed, adapted = as_mixed(base), [as_mixed(as_float32(values_of(expert))) for expert in experts]
-    weights = set(learnable(base))
-    for name, source in mixed.items():
-        tasks = task_matrix(source, [values[name] for values in adapted])
-        if name not in weights:
-            tasks, parts = tasks * roots[:, None], mixture_shares(start) / roots
-            basis[name], coefficients[name] = directions_of(tasks, parts, moment_tolerance, MOST)
-            continue
-        if keep is not None:
-            tasks = keep_largest(tasks, keep)
-        threshold = None if tolerance is None else tolerance * (tasks.shape[1] if tolerance_per_entry else 1)
-        if reduce:
-            tasks = tasks * roots[:, None]
-            basis[name], coefficients[name] = directions_of(tasks, start / roots, threshold, max_rank)
-        else:
-            basis[name], coefficients[name] = largest_tasks(tasks, start, threshold, max_rank)
+    adapted = [as_mixed(as_float32(values_of(expert))) for expert in experts]
+    for name, source in as_mixed(base).items():
+        tasks, moves = task_matrix(source, [values[name] for values in adapted]), name in moving
+        first = start if moves else mixture_shares(start)
+        basis[name], coefficients[name] = reduction.apply(tasks, first, shares, moves)
     settings = {
         **facts_of(experts),
-        **recorded(keep, max_rank, tolerance, tolerance_per_entry, moment_tolerance),
-        "reduce": bool(reduce),
-        "initial": float(np.asarray(initial)) if np.ndim(initial) == 0 else np.asarray(initial, float).tolist(),
+        **reduction.recorded(),
+        "initial": np.asarray(initial, dtype=float).tolist(),
         "members": members if reduce else 0,
     }
     kept = members_of(base, experts, basis, members, contributors, shares) if members and reduce else None
@@ -114,35 +95,13 @@ def build_bundle(
     return Bundle(base, basis, coefficients, tuple(frozen), family, variances, settings, kept)
 
 
-def check_limits(max_rank: int | None, tolerance: float | None) -> None:
-    if max_rank is not None and max_rank < 1:
-        raise MergettaError(f"max_rank must be at least 1, not {max_rank}.")
-    if tolerance is not None and not 0 <= tolerance < np.inf:
-        raise MergettaError(f"tolerance must be zero or positive, not {tolerance}.")
-
-
-def recorded(
-    keep: float | None,
-    max_rank: int | None,
-    tolerance: float | None,
-    tolerance_per_entry: bool,
-    moment_tolerance: float,
-) -> dict[str, Any]:
-    """What a bundle says of how it was reduced."""
-    return {
-        "keep": None if keep is None else float(keep),
-        "max_rank": None if max_rank is None else int(max_rank),
-        "tolerance": None if tolerance is None else float(tolerance),
-        "tolerance_per_entry": bool(tolerance_per_entry),
-        "moment_tolerance": float(moment_tolerance),
-    }
-
-
-def directions_of(tasks: Matrix, start: Matrix, threshold: float | None, max_rank: int | None) -> tuple[Matrix, Matrix]:
-    """RR and ARS: the directions that are kept of a group's task vectors, and where the merge starts in them."""
-    factors = factorise(tasks)
-    rank = chosen_rank(factors.energies, threshold, max_rank)
-    return factors.basis[:rank], start @ factors.coordinates[:, :rank]
+def start_of(initial: float | Sequence[float], count: int) -> Matrix:
+    """(N,): where the merge starts, of each expert."""
+    start = np.asarray(initial, dtype=np.float64)
+    start = np.full(count, start) if start.ndim == 0 else start
+    if start.shape != (count,) or not np.isfinite(start).all():
+        raise MergettaError(f"initial must be one finite number, or one for each of the {count} experts.")
+    return start
 
 
 def contributor_shares(contributors: Sequence[Hashable], count: int) -> Matrix:
@@ -242,29 +201,6 @@ def facts_of(experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> dict[str, 
         "loss": LOSS_OF.get(methods.pop()) if len(methods) == 1 else None,
         "domains": [expert.domain for expert in experts if isinstance(expert, Expert)],
     }
-
-
-def chosen_rank(energies: Matrix, threshold: float | None, max_rank: int | None) -> int:
-    rank = len(energies) if threshold is None else adaptive_rank(energies, threshold)
-    return rank if max_rank is None else min(rank, max_rank)
-
-
-def largest_tasks(tasks: Matrix, start: Matrix, threshold: float | None, max_rank: int | None) -> tuple[Matrix, Matrix]:
-    """Without RR: all task vectors as they are, unless there is a threshold. ARS without RR is in the paper's ablation,
-    which does not define it. Our reading: ARS' rule on the task vectors themselves. The fewest of them (at most
-    `max_rank`) whose left-out share of the energy is below the threshold keep a coefficient each; all others share one,
-    so that the merge starts where it would with all of them.
-    """
-    if threshold is None:
-        return tasks, start
-    energies = (tasks**2).sum(axis=1)
-    order = np.argsort(-energies, kind="stable")
-    rank = chosen_rank(energies[order], threshold, max_rank) if energies.any() else 0
-    alone, together = order[:rank], order[rank:]
-    rest = start[together] @ tasks[together]
-    if not rest.any():
-        return tasks[alone], start[alone]
-    return np.vstack([tasks[alone], rest]), np.append(start[alone], 1.0)
 
 
 def values_of(expert: Expert | Mapping[str, np.ndarray]) -> GroupValues:

@@ -17,9 +17,10 @@ from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import GroupValues, as_mixed, check_groups, learnable, mixture_shares, moment_pairs
-from mergetta.merging.build import MOMENT_TOLERANCE, as_float32, check_limits, feature_variances, mixed_values, recorded
+from mergetta.merging.build import as_float32, feature_variances, mixed_values
 from mergetta.merging.low_rank import Matrix, adaptive_rank, signs
 from mergetta.merging.members import MOST, Clusters
+from mergetta.merging.reduction import MOMENT_TOLERANCE, Reduction
 from mergetta.merging.trim import keep_largest
 from mergetta.streams.domain import Variances
 
@@ -173,7 +174,7 @@ class Pool:
         if count < 1:
             raise MergettaError("A bundle needs at least one expert.")
         scale = count / math.fsum(weight for key, weight in self._shares.items() if key not in without)
-        check_limits(max_rank, tolerance)
+        reduction = Reduction(self.keep, max_rank, tolerance, tolerance_per_entry, moment_tolerance)
         if not np.isfinite(initial):
             raise MergettaError(f"initial must be one finite number, not {initial}.")
         less = {key: -self._shares[key] for key in without}
@@ -188,8 +189,8 @@ class Pool:
                 matrix, total = matrix.copy(), total.copy()
                 dust += shift(matrix, total, self._tasks(name, left_out), np.array(list(less.values())))
             total = scale * total
-            threshold = None if tolerance is None else tolerance * (origin.size if tolerance_per_entry else 1)
             moves = name in self._weights
+            threshold, most = reduction.limits(origin.size, moves)
             if not moves:  # the source model is one of the domains
                 apart = scale * matrix.trace() / (count + 1) - float(np.vdot(total, total)) / (count + 1) ** 2
                 between[name] = max(apart, 0.0) / origin.size
@@ -197,8 +198,8 @@ class Pool:
             directions = leading_directions(
                 matrix,
                 dust,
-                max_rank if moves else MOST,
-                threshold if moves else moment_tolerance,
+                most,
+                threshold,
                 start=self._last.get(name, total[None]),
                 angle=ACCURACY / (1 + abs(each) * float(np.linalg.norm(total))),
             )
@@ -218,8 +219,7 @@ class Pool:
             "experts": count,
             "loss": None,
             "domains": [],
-            **recorded(self.keep, max_rank, tolerance, tolerance_per_entry, moment_tolerance),
-            "reduce": True,
+            **reduction.recorded(),
             "initial": float(initial),
             "members": self.members,
         }
