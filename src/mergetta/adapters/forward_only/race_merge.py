@@ -12,17 +12,16 @@ from numpy.typing import NDArray
 
 from mergetta.adapters.base import ADAPTING, SETTLED, Adapter, Status, check_bundle
 from mergetta.adapters.forward_only.cola import by_similarity
-from mergetta.adapters.forward_only.normaliser import Aligner, Normaliser, Plain
-from mergetta.adapters.forward_only.source_features import check_source
+from mergetta.adapters.forward_only.mixture import Mixture
 from mergetta.adapters.forward_only.successive_halving import SuccessiveHalving
 from mergetta.adapters.forward_only.trials import Trials
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle, Members
 from mergetta.errors import MergettaError
-from mergetta.groups import Vector, has_batch_norm
+from mergetta.groups import Vector
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Predict, Runtime
-from mergetta.streams.domain import DomainMoments, Variances, between_domains, predicted, with_seconds
+from mergetta.streams.domain import predicted
 from mergetta.streams.state import Field, checked
 from mergetta.streams.visit import Visit
 
@@ -136,17 +135,12 @@ class RaceMerge(Adapter):
         signatures = signatures_of(bundle.members, self.runtime) if self.settings.similarity else None
         if signatures is not None and self.visit.channels not in (None, signatures.shape[2]):
             raise MergettaError("The members' signatures are not of this model.")
-        normalise = normaliser_of(self.runtime, bundle, self.settings.moments, self.source)
-        self.bundle, self.normalise, self.signatures = bundle, normalise, signatures
+        self.mixture = Mixture(self.runtime, bundle, self.settings.moments, self.source)
+        self.bundle, self.normalise, self.signatures = bundle, self.mixture.normalise, signatures
         self.size, self.mean = count + 1, mean
         multiples = [times * mean for times in FURTHER if self.settings.scale]
-        self.multiples = [weights for weights in multiples if self._is_finite(weights)]
-        self._merged: tuple[bytes, dict[str, Vector]] | None = None
+        self.multiples = [weights for weights in multiples if self.mixture.is_finite(weights)]
         self._folded: Predict | None = None
-
-    def _is_finite(self, weights: Vector) -> bool:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return all(np.isfinite(vector).all() for vector in self.bundle.mixture(weights[:-1]).values())
 
     def reset(self) -> None:
         self.visit = Visit(self.settings.shift, self.settings.held, self.settings.memory)
@@ -223,29 +217,19 @@ class RaceMerge(Adapter):
         return self.settled and self.visit.count >= self.settings.rest
 
     def _at_rest(self, images: Array) -> Output:
-        if self._folded is None and self.home:
-            self._folded = self.runtime.folded(self.runtime.groups)
-        elif self._folded is None:
-            weights = self.weights[:-1]
-            self._folded = self.normalise.folded(
-                self.bundle.mixture(weights), features_of(self.bundle.members, weights)
-            )
+        if self._folded is None:
+            runtime = self.runtime
+            self._folded = runtime.folded(runtime.groups) if self.home else self.mixture.folded(self.weights)
         return self._folded(images)
 
     def _merge(self, images: Array, learn: bool) -> Output:
-        return self.runtime(images, given=1.0) if self.home else self._forward(images, self.weights, learn)
+        return self.runtime(images, given=1.0) if self.home else self.mixture(images, self.weights, learn)
 
     def look(self, images: Array) -> Array:
         return self.predict(images, adapt=False)
 
     def _try(self, images: NDArray[Any], candidate: int) -> NDArray[Any]:
-        return probabilities(self._forward(images, self.candidates[candidate]))
-
-    def _forward(self, images: Array, weights: Vector, learn: bool = False) -> Output:
-        key = weights.tobytes()
-        if self._merged is None or self._merged[0] != key:
-            self._merged = key, self.bundle.mixture(weights[:-1])
-        return self.normalise(images, self._merged[1], features_of(self.bundle.members, weights[:-1]), learn)
+        return probabilities(self.mixture(images, self.candidates[candidate]))
 
     def _is_new(self, signature: NDArray[Any], p: NDArray[Any]) -> bool:
         """Whether a batch is the first one of a domain: then nothing is known, and it is predicted once more."""
@@ -324,36 +308,6 @@ class RaceMerge(Adapter):
         self.trials, self.visit, self.fallbacks = trials, visit, int(found["fallbacks"])
         self.carried = found.get("carried")
         self._folded = None
-
-
-def normaliser_of(
-    runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None
-) -> Normaliser | Aligner | Plain:
-    """What a family's moments are put to use by."""
-    if has_batch_norm(runtime.structure) and moments:
-        return Normaliser.of_bundle(runtime, bundle)
-    features = None if bundle.members is None else bundle.members.features
-    if has_batch_norm(runtime.structure) or source is None or features is None:
-        return Plain(runtime)
-    known = check_source(runtime, source)
-    at_source = np.stack([known.mean, known.std**2])
-    if features.shape[1:] != at_source.shape:
-        raise MergettaError("The members' features are not of this model.")
-    width = at_source.shape[1]
-    variances = bundle.variances
-    if variances is not None:
-        variances = Variances(variances.images, between_domains(np.stack([*features, at_source]), [width]))
-    return Aligner(runtime, DomainMoments([width], len(runtime.classifier.bias), variances), at_source)
-
-
-def features_of(members: Members | None, weights: Vector) -> NDArray[Any] | None:
-    """Mean and variance of the classifier's input in a mixture of the members' domains, (2, F)."""
-    if members is None or members.features is None:
-        return None
-    total, count = weights.sum(), len(weights)
-    shares = weights / total if total > 0 else np.full(count, 1 / count)
-    mean, seconds = np.tensordot(shares, [with_seconds(each) for each in members.features], axes=1)
-    return np.stack([mean, np.maximum(seconds - mean**2, 0)])
 
 
 def signatures_of(members: Members | None, runtime: Runtime) -> NDArray[Any] | None:

@@ -1,0 +1,77 @@
+"""A bundle's members, merged by weights and run: their groups, the moments of their domains, their features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.adapters.forward_only.normaliser import Aligner, Normaliser, Plain
+from mergetta.adapters.forward_only.source_features import check_source
+from mergetta.arrays import Array
+from mergetta.bundle import Bundle, Members
+from mergetta.errors import MergettaError
+from mergetta.groups import Vector, has_batch_norm
+from mergetta.runtimes.base import Output, Predict, Runtime
+from mergetta.streams.domain import DomainMoments, Variances, between_domains, with_seconds
+
+
+class Mixture:
+    """Weights are one per member, and the last one is the source model's, which needs no merging.
+
+    Without `moments`, BatchNorm has the batch's own; `source` (`measure_source`) is what features are aligned with
+    where there is no BatchNorm.
+    """
+
+    def __init__(self, runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None) -> None:
+        self.bundle = bundle
+        self.normalise = normaliser_of(runtime, bundle, moments, source)
+        self._merged: tuple[bytes, dict[str, Vector]] | None = None
+
+    def __call__(self, images: Array, weights: Vector, learn: bool = False) -> Output:
+        """A pass over images; with `learn` they are the next ones of the stream."""
+        key = weights.tobytes()
+        if self._merged is None or self._merged[0] != key:
+            self._merged = key, self.bundle.mixture(weights[:-1])
+        return self.normalise(images, self._merged[1], features_of(self.bundle.members, weights[:-1]), learn)
+
+    def folded(self, weights: Vector) -> Predict:
+        """A pass with these weights and the moments as they are now, at the cost of a plain model."""
+        merged = self.bundle.mixture(weights[:-1])
+        return self.normalise.folded(merged, features_of(self.bundle.members, weights[:-1]))
+
+    def is_finite(self, weights: Vector) -> bool:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(np.isfinite(vector).all() for vector in self.bundle.mixture(weights[:-1]).values())
+
+
+def normaliser_of(
+    runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None
+) -> Normaliser | Aligner | Plain:
+    """What a family's moments are put to use by."""
+    if has_batch_norm(runtime.structure) and moments:
+        return Normaliser.of_bundle(runtime, bundle)
+    features = None if bundle.members is None else bundle.members.features
+    if has_batch_norm(runtime.structure) or source is None or features is None:
+        return Plain(runtime)
+    known = check_source(runtime, source)
+    at_source = np.stack([known.mean, known.std**2])
+    if features.shape[1:] != at_source.shape:
+        raise MergettaError("The members' features are not of this model.")
+    width = at_source.shape[1]
+    variances = bundle.variances
+    if variances is not None:
+        variances = Variances(variances.images, between_domains(np.stack([*features, at_source]), [width]))
+    return Aligner(runtime, DomainMoments([width], len(runtime.classifier.bias), variances), at_source)
+
+
+def features_of(members: Members | None, weights: Vector) -> NDArray[Any] | None:
+    """Mean and variance of the classifier's input in a mixture of the members' domains, (2, F)."""
+    if members is None or members.features is None:
+        return None
+    total, count = weights.sum(), len(weights)
+    shares = weights / total if total > 0 else np.full(count, 1 / count)
+    mean, seconds = np.tensordot(shares, [with_seconds(each) for each in members.features], axes=1)
+    return np.stack([mean, np.maximum(seconds - mean**2, 0)])
