@@ -31,6 +31,14 @@ BASE = {
 SHARED = np.random.default_rng(99).normal(size=sum(SIZES.values()))
 
 
+def new_hub(folder: Path) -> None:
+    """As `mergetta hub serve` leaves it after its first start."""
+    from mergetta.hub.store import Store
+
+    settings = HubSettings.in_folder(folder)
+    Store(settings.database, settings.blobs).close()
+
+
 def family_file(family: str = FAMILY) -> FamilyFile:
     return FamilyFile(family, BASE, ("block1.weight", "block1.bias"), "two blocks", {"mean": [0.5]})
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from .hub_parts import new_hub
 from .test_cli import mergetta
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +31,8 @@ def commands(page: Path) -> list[str]:
     ids=lambda page: page.name,
 )
 def test_commands_run(page: Path, tmp_path: Path) -> None:
+    if page.name == "hub.md":
+        new_hub(tmp_path / "hub")
     for command in commands(page):
         result = mergetta(*shlex.split(command)[1:], cwd=tmp_path)
         assert result.returncode == 0, f"{command}: {result.stderr}"
@@ -62,7 +65,7 @@ def test_example_method_runs() -> None:
 def test_links_and_files_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
-    for path in re.findall(r"`((?:src|scripts|docs|tests|deploy)/[\w./-]+)`", page.read_text()):
+    for path in re.findall(r"`((?:src|scripts|docs|tests|deploy|examples)/[\w./-]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
 
 

@@ -290,4 +290,4 @@ class TestBadChoices:
 
     def test_without_ray(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
-        self.check("pip install 'mergetta[ray]'", "--executor", "ray")
+        self.check("Ray is not installed: pip install", "--executor", "ray")

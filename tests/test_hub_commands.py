@@ -14,6 +14,7 @@ import pytest
 from mergetta import Device, Expert, build_bundle
 from mergetta.family_file import FamilyFile
 
+from .hub_parts import new_hub
 from .numpy_runtime import NumpyRuntime
 from .stub_hub import KEY, PUBLIC, StubHub, id_of, make_bundle
 from .test_cli import mergetta
@@ -119,6 +120,7 @@ def test_tokens_and_the_audit_log(tmp_path: Path) -> None:
         "--device",
         "d",
     ]
+    new_hub(tmp_path / "hub")
     assert mergetta(*create, cwd=tmp_path).stdout.startswith("mgt_")
     (token,) = json.loads(mergetta("hub", "token", "list", "--json", cwd=tmp_path).stdout)
     assert (token["families"], token["device"]) == (["f"], "d")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mergetta.errors import MergettaError
+from mergetta.errors import MergettaError, how_to_install
 
 if TYPE_CHECKING:
     from mergetta.adapters import create_adapter, list_adapters
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise MergettaError(f"{name} needs PyTorch: install mergetta[torch].") from error
+        raise MergettaError(f"{name} needs PyTorch: {how_to_install('torch')}") from error
 
 
 def __dir__() -> list[str]:

@@ -23,6 +23,17 @@ from mergetta.errors import MergettaError
 
 Tensors = dict[str, NDArray[Any]]
 MAX_HEADER = 16 * 2**20
+UNKNOWN = "of another kind"
+BEGINNINGS = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"BM": "a BMP image",
+    b"RIFF": "a WebP image or an AVI video",
+    b"PK\x03\x04": "a zip file, as npz files and PyTorch's checkpoints are",
+    b"\x93NUMPY": "an npy file",
+    b"\x80": "a pickle",
+}
+"""How files begin that are given for another kind by mistake."""
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
@@ -60,6 +71,24 @@ def read_bytes(path: str | Path) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise MergettaError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def read_start(path: str | Path) -> bytes:
+    """Enough of a file to know its kind."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(16)
+    except OSError as error:
+        raise MergettaError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def looks_like(start: bytes) -> str:
+    """What a file is by its first bytes."""
+    if not start:
+        return "empty"
+    if start[8:10] == b'{"':
+        return "a safetensors file"
+    return next((kind for sign, kind in BEGINNINGS.items() if start.startswith(sign)), UNKNOWN)
 
 
 def encode(tensors: Mapping[str, NDArray[Any]], format: str, version: int, header: Mapping[str, Any]) -> bytes:
@@ -107,7 +136,7 @@ def read_header(data: bytes, source: str = "the data") -> dict[str, Any]:
     """The JSON header of a mergetta file of any format, without touching its tensors."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > MAX_HEADER or size > len(data) - 8:
-        raise MergettaError(f"{source} is truncated, or not a safetensors file.")
+        raise MergettaError(f"{source} is truncated, or not a safetensors file: it is {looks_like(data)}.")
     try:
         outer = json.loads(data[8 : 8 + size])
         header = json.loads(outer["__metadata__"]["mergetta"], parse_constant=refuse)

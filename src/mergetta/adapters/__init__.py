@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from mergetta.adapters.base import Adapter
-from mergetta.errors import MergettaError
+from mergetta.errors import MergettaError, how_to_install
 from mergetta.runtimes.base import Runtime
 
 
@@ -43,7 +43,7 @@ class Method:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise MergettaError("Back-propagation needs PyTorch: install mergetta[torch].") from error
+            raise MergettaError(f"Back-propagation needs PyTorch: {how_to_install('torch')}") from error
         if not (isinstance(loaded, type) and issubclass(loaded, Adapter)):
             raise TypeError(f"{self.path} is registered as an adapter but is none")
         return loaded

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from mergetta.errors import MergettaError
+from mergetta.errors import MergettaError, how_to_install
 from mergetta.files import write_atomically
 from mergetta.workers import end_with_parent
 
@@ -243,7 +243,7 @@ class RayExecutor(Executor):
         try:
             import ray
         except ModuleNotFoundError as error:
-            raise MergettaError("Ray is not installed: pip install 'mergetta[ray]'.") from error
+            raise MergettaError(f"Ray is not installed: {how_to_install('ray')}") from error
         if address and "://" in address:
             raise MergettaError(
                 f"The sweep must run on a node of the cluster, not as a client of {address}: log in to one, use `auto`."

@@ -241,6 +241,8 @@ def load_suite(
         raise MergettaError(f"There is no suite {name!r}; choose one of {', '.join(list_suites())}, or a YAML file.")
     try:
         settings = yaml.safe_load(path.read_text())
+        if not isinstance(settings, dict) or "family" not in settings:
+            raise MergettaError("it does not say which family.")
         presets = settings.pop("families", {})
         settings = merged(settings, presets.get(family or settings["family"], {}))
         places = {"family": family, "checkpoint": checkpoint, "folder": folder}

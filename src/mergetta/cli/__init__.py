@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from mergetta import __version__
 from mergetta.cli import (
     adapt,
     bench,
@@ -24,13 +26,11 @@ from mergetta.cli import (
     run,
     upload,
 )
-from mergetta.errors import MergettaError
+from mergetta.errors import MergettaError, how_to_install
 
 app = typer.Typer(
     name="mergetta",
-    help="Keep a deployed image classifier accurate when its data changes, with forward passes alone.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
@@ -39,20 +39,44 @@ for verb in (demo, bench, reproduce, report, adapt, upload, build, export, calib
 app.add_typer(hub.app, name="hub")
 
 
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mergetta {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Print the version and exit.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Before the verb: say where in the code an error comes from.")
+    ] = False,
+) -> None:
+    """Keep a deployed image classifier accurate when its data changes, with forward passes alone.
+
+    Example: `mergetta demo` shows all of it on real images; every verb has examples in its `--help`.
+    """
+
+
 def main() -> None:
     try:
         app()
     except MergettaError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}")
-        sys.exit(2)
+        fail(f"[red]error:[/] {escape(str(error))}")
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        Console(stderr=True, highlight=False, soft_wrap=True).print(
-            f"This command needs {error.name}: install it with  pip install 'mergetta[{EXTRAS[error.name]}]'",
-            markup=False,
-        )
-        sys.exit(2)
+        fail(escape(f"This command needs {error.name}: {how_to_install(EXTRAS[error.name])}"))
+
+
+def fail(markup: str) -> NoReturn:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if {"--verbose", "-v"} & set(sys.argv[1:2]):
+        console.print_exception()
+    console.print(markup)
+    sys.exit(2)
 
 
 EXTRAS = {

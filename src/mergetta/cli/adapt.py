@@ -31,7 +31,7 @@ SHOWN = 3
 
 def command(
     images: Annotated[str, typer.Argument(help="FILE.npz, a folder of images, or `fashion:fog@5` for embedded ones.")],
-    out: Annotated[Path, typer.Option(help="The expert file to write.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="The expert file to write.")],
     family: Family = "fashion-bn",
     checkpoint: Checkpoint = None,
     method: Annotated[str, typer.Option(help="`roid`, `deyo`, `tent`, or `hybrid` (with --bundle).")] = "roid",

@@ -55,9 +55,11 @@ Folds = Annotated[
 Severity = Annotated[int | None, typer.Option(min=1, max=5, help="Severity of the corruptions.")]
 Family = Annotated[str | None, typer.Option(help=f"Another model than the suite's own: {NAMES}")]
 Data = Annotated[Path | None, typer.Option(help="The folder of the suite's images (default: below $MERGETTA_DATA).")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write settings and results here.")]
-Html = Annotated[Path | None, typer.Option("--html", help="Write a page with tables and figures here.")]
-Cache = Annotated[Path | None, typer.Option(help="Where experts and results are kept ($MERGETTA_CACHE).")]
+Json = Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write settings and results here.")]
+Html = Annotated[Path | None, typer.Option("--html", dir_okay=False, help="Write a page with tables and figures here.")]
+Cache = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Where experts and results are kept ($MERGETTA_CACHE).")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one per core).")]
 
 

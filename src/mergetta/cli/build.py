@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="The bundle file to write.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="The bundle file to write.")],
     experts: Annotated[list[Path] | None, typer.Argument(help="Expert files, all of one family.")] = None,
     family: MaybeFamily = None,
     checkpoint: Checkpoint = None,

@@ -25,7 +25,7 @@ def command(
     source: Annotated[
         Path, typer.Argument(help="An npz file of CIFAR's shape (`x`, `y`), or a folder `[val/]WNID/*.JPEG`.")
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the -C set.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the -C set.")],
     corruptions: Annotated[str | None, typer.Option(help="Only these, separated by commas (default: all 15).")] = None,
     severities: Annotated[str, typer.Option(help="Which, separated by commas.")] = "1,2,3,4,5",
     seed: Annotated[int, typer.Option(min=0, help="Fixes every random choice.")] = 0,

@@ -53,7 +53,7 @@ def command(
     ] = None,
     mirror: Annotated[bool, typer.Option(help="As in `run`.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the tables to this page.")] = None,
+    html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the tables to this page.")] = None,
 ) -> None:
     """Predict labelled images as a device would, adapting on the way, and compare with the model left alone.
 

@@ -26,7 +26,7 @@ class Int8(StrEnum):
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="The ONNX file to write; the plain graph goes beside it.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="The ONNX file to write; the plain graph goes beside it.")],
     family: Family = "fashion-bn",
     checkpoint: Checkpoint = None,
     size: Annotated[

@@ -31,7 +31,8 @@ class LogLevel(StrEnum):
 
 
 Folder = Annotated[
-    Path, typer.Option(help="Where SQLite and blobs are kept, unless the addresses below say otherwise.")
+    Path,
+    typer.Option(file_okay=False, help="Where SQLite and blobs are kept, unless the addresses below say otherwise."),
 ]
 Database = Annotated[str | None, typer.Option(envvar="MERGETTA_DATABASE", help="postgresql://… for a shared database.")]
 Blobs = Annotated[str | None, typer.Option(envvar="MERGETTA_BLOBS", help="s3://bucket/path for a shared blob store.")]
@@ -85,6 +86,7 @@ def serve(
     from mergetta.errors import MergettaError
     from mergetta.hub.protocol import server_options
     from mergetta.hub.settings import Recipe
+    from mergetta.hub.signing import Signer
     from mergetta.hub.store import Store
 
     try:
@@ -92,9 +94,11 @@ def serve(
     except ValidationError as error:
         first = error.errors()[0]
         raise MergettaError(f"--{first['loc'][0]}: {first['msg']}.") from error
-    for file in (certificate, certificate_key, signing_key):
-        if file is not None and not file.is_file():
-            raise MergettaError(f"Cannot read {file}: No such file.")
+    if certificate is not None:
+        check_certificate(certificate, certificate_key)
+    if signing_key is not None:
+        Signer.load(signing_key)
+    check_port(host, port)
     settings = settings_of(
         folder, database, blobs, recipe=recipe, max_upload=max_upload, public=public, screen=screen, open=open,
         bundle_days=bundle_days, signing_key=str(signing_key) if signing_key else None,
@@ -120,8 +124,38 @@ def serve(
     )
 
 
+def check_certificate(certificate: Path, key: Path | None) -> None:
+    import ssl
+
+    from mergetta.errors import MergettaError
+    from mergetta.files import read_bytes
+
+    for file in (certificate, key):
+        if file is not None:
+            read_bytes(file)
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as error:
+        raise MergettaError(f"{certificate} and its key are no TLS certificate in PEM: {error}.") from error
+
+
+def check_port(host: str, port: int) -> None:
+    """Whether a hub can listen there; said before anything is begun."""
+    import socket
+
+    from mergetta.errors import MergettaError
+
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise MergettaError(
+            f"Cannot listen on port {port} of {host}: {error.strerror or error}; choose another --port or --host."
+        ) from error
+
+
 @app.command("key")
-def key(out: Annotated[Path, typer.Argument(help="The private key to write (PEM).")]) -> None:
+def key(out: Annotated[Path, typer.Argument(dir_okay=False, help="The private key to write (PEM).")]) -> None:
     """Make a key to sign bundles with, and print the public half, which devices verify with.
 
     Example: `mergetta hub key hub-key.pem`
@@ -240,9 +274,13 @@ def audit(
     Console().print(table)
 
 
-def opened(folder: Path, database: str | None, blobs: str | None) -> Store:
+def opened(folder: Path, database: str | None, blobs: str | None, new: bool = False) -> Store:
+    """What `serve` has made; with `new`, it may be made here."""
+    from mergetta.errors import MergettaError
     from mergetta.hub.store import Store
 
+    if not (new or database or (folder / "hub.db").is_file()):
+        raise MergettaError(f"There is no hub in the folder {folder}: name that of `mergetta hub serve` with --folder.")
     settings = settings_of(folder, database, blobs)
     return Store(settings.database, settings.blobs)
 
@@ -274,7 +312,7 @@ def check(
 
 @app.command("backup")
 def backup(
-    out: Annotated[Path, typer.Argument(help="A new folder for the copy.")],
+    out: Annotated[Path, typer.Argument(file_okay=False, help="A new folder for the copy.")],
     folder: Folder = Path("hub"),
     database: Database = None,
     blobs: Blobs = None,
@@ -285,7 +323,7 @@ def backup(
     """
     from mergetta.hub import upkeep
 
-    missing = upkeep.backup(opened(folder, database, blobs), opened(out, None, None))
+    missing = upkeep.backup(opened(folder, database, blobs), opened(out, None, None, new=True))
     typer.echo(f"{out}: a copy" + (f", without {missing} contents that are lost" if missing else ""))
 
 
@@ -300,12 +338,9 @@ def restore(
 
     Example: `mergetta hub restore copies/monday --folder new-hub`
     """
-    from mergetta.errors import MergettaError
     from mergetta.hub import upkeep
 
-    if not (source / "hub.db").is_file():
-        raise MergettaError(f"{source} is not a copy of a hub: there is no hub.db.")
-    missing = upkeep.restore(opened(source, None, None), opened(folder, database, blobs))
+    missing = upkeep.restore(opened(source, None, None), opened(folder, database, blobs, new=True))
     typer.echo(f"restored from {source}" + (f", without {missing} contents that are lost" if missing else ""))
 
 
@@ -314,7 +349,7 @@ def demo(
     seconds: Annotated[float, typer.Option(min=1, help="How long the weak devices predict.")] = 120.0,
     headless: Annotated[bool, typer.Option("--headless", help="Print lines, not a live table.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The hub's port; 0 for any free one.")] = 0,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the error over time here.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the error over time here.")] = None,
 ) -> None:
     """A fleet on this machine: a hub, 4 strong and 6 weak devices as processes; watch it get better.
 
@@ -327,6 +362,8 @@ def demo(
     from mergetta.files import write_atomically
     from mergetta.hub.demo import IMAGES, run_demo
 
+    if port:
+        check_port("127.0.0.1", port)
     console = Console()
     live = Live(console=console, auto_refresh=False)
     pictures: list[dict[str, float | int | None]] = []

@@ -154,7 +154,7 @@ def describe_predictions(path: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
     lines = read_bytes(path).decode(errors="replace").splitlines()
     try:
         found = list(csv.DictReader(lines)) if path.suffix == ".csv" else [json_format.loads(line) for line in lines]
-        classes = Counter(str(row["class"]) for row in found if row.get("class"))
+        classes = Counter(str(row["class"]) for row in found if not row.get("error"))
     except (ValueError, AttributeError, KeyError) as error:
         raise MergettaError(f"{path} does not hold predictions of `mergetta run`: {error}.") from error
     facts = {"format": "predictions", "images": len(found), "errors": len(found) - classes.total()}

@@ -11,7 +11,9 @@ from rich.console import Console
 
 def command(
     folder: Annotated[Path, typer.Argument(help="Where `mergetta reproduce` wrote its studies.")] = Path("results"),
-    out: Annotated[Path | None, typer.Option(help="The page (default: report.html in the folder).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="The page (default: report.html in the folder).")
+    ] = None,
 ) -> None:
     """Put all studies of a folder on one self-contained page: tables, figures, protocol, versions, seeds, commands.
 
@@ -21,6 +23,8 @@ def command(
     from mergetta.bench.sheets import Study
     from mergetta.errors import MergettaError
 
+    if not folder.is_dir():
+        raise MergettaError(f"There is no folder {folder}: run `mergetta reproduce` first, or name its --out.")
     files = sorted(folder.glob("*.json"))
     studies = []
     for file in files:

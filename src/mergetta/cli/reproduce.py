@@ -41,10 +41,12 @@ def command(
         ),
     ] = None,
     severity: Severity = None,
-    out: Annotated[Path, typer.Option(help="Folder for tables (Markdown, CSV) and figures (SVG, PNG).")] = Path(
-        "results"
-    ),
-    json: Annotated[Path | None, typer.Option("--json", help="Write all studies of this run here as well.")] = None,
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for tables (Markdown, CSV) and figures (SVG, PNG).")
+    ] = Path("results"),
+    json: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all studies of this run here as well.")
+    ] = None,
     cache: Cache = None,
     jobs: Jobs = None,
     executor: ExecutorName = "local",

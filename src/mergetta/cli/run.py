@@ -48,9 +48,14 @@ def command(
         ),
     ] = False,
     out: Annotated[
-        Path, typer.Option(help="Predictions: JSON lines, or CSV if it ends in .csv; `-` is standard output.")
+        Path,
+        typer.Option(
+            dir_okay=False, help="Predictions: JSON lines, or CSV if it ends in .csv; `-` is standard output."
+        ),
     ] = Path("predictions.jsonl"),
-    state: Annotated[Path | None, typer.Option(help="What was learnt, and how far --out has got.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="What was learnt, and how far --out has got.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     max_wait: Annotated[
         float | None,
@@ -63,13 +68,14 @@ def command(
     verify_key: VerifyKey = None,
     ca: Authorities = None,
     device: Annotated[str | None, typer.Option(help="What reports call this device (default: its host name).")] = None,
-    hub_folder: Annotated[Path, typer.Option(help="For the hub's bundle and unsent reports; one per device.")] = Path(
-        "mergetta-hub"
-    ),
+    hub_folder: Annotated[
+        Path, typer.Option(file_okay=False, help="For the hub's bundle and unsent reports; one per device.")
+    ] = Path("mergetta-hub"),
     refresh: Annotated[float, typer.Option(help="Seconds between two questions for a newer bundle.")] = 60,
     exclude: Annotated[list[str] | None, typer.Option(help="A domain whose experts to leave out.")] = None,
     exclude_own: Annotated[bool, typer.Option(help="Leave out the experts that this token contributed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
 ) -> None:
     """Predict a stream and adapt to it with forward passes alone; settle when done, wake when the domain changes.
 
@@ -94,8 +100,9 @@ def command(
         stream = open_stream(images, running.shape, agent.predictions.done, parse(frame))
         batches = Batches(stream, batch_size, max_wait)
         with ended_by_signals(batches.stop):
-            follow(agent, batches)
-    report(agent.summary(), out, json)
+            follow(agent, batches, quiet or str(out) == "-")
+    if not quiet:
+        report(agent.summary(), out, json)
     if not agent.progress.images and not batches.interrupted:
         typer.echo(f"error: {images} has no image that can be read ({agent.progress.bad} bad).", err=True)
         raise typer.Exit(1)
@@ -124,10 +131,10 @@ def parse_option(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not name or not separator:
         raise typer.BadParameter(f"--option must be NAME=VALUE, not {text!r}.")
-    try:
-        return name.replace("-", "_"), json_format.loads(value)
-    except ValueError:
-        return name.replace("-", "_"), value
+    for parse in (json_format.loads, float):
+        with contextlib.suppress(ValueError):
+            return name.replace("-", "_"), parse(value)
+    return name.replace("-", "_"), value
 
 
 def heaviest(weights: Mapping[str, float]) -> str:
@@ -136,9 +143,8 @@ def heaviest(weights: Mapping[str, float]) -> str:
     return "; merged " + ", ".join(f"{name} {weight:.2f}" for name, weight in ranked) if ranked else ""
 
 
-def follow(agent: Agent, batches: Iterable[list[Item]]) -> None:
-    """Run, and show how it goes, unless the predictions themselves are shown."""
-    quiet = agent.predictions is not None and str(agent.predictions.path) == "-"
+def follow(agent: Agent, batches: Iterable[list[Item]], quiet: bool) -> None:
+    """Run, and show how it goes."""
     with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4, transient=True) as live:
         for summary in agent.run(batches):
             live.update(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mergetta.data.fashion import load_fashion
 from mergetta.errors import MergettaError
+from mergetta.files import looks_like, read_start
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -67,6 +68,9 @@ def load_labelled_npz(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDAr
 def read_npz(path: Path, *wanted: tuple[str, ...]) -> list[NDArray[Any]]:
     """Arrays of an npz file, each under the first of its names that is there."""
     arrays = []
+    start = read_start(path)
+    if not start.startswith(b"PK"):
+        raise MergettaError(f"{path} is not an npz file: it is {looks_like(start)}.")
     try:
         with np.load(path, allow_pickle=False) as file:
             for names in wanted:

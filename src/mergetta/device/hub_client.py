@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError, InvalidHeader, MaxRetryError
 from urllib3.util import parse_url
 
 from mergetta.bundle import Bundle
-from mergetta.errors import MergettaError
+from mergetta.errors import MergettaError, how_to_install
 from mergetta.expert import Expert
 from mergetta.files import expect, read_bytes, read_header
 
@@ -306,9 +306,7 @@ def load_key(key: bytes) -> Ed25519PublicKey:
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ModuleNotFoundError:
-        raise MergettaError(
-            "Verifying signatures needs cryptography: install it with  pip install 'mergetta[signing]'"
-        ) from None
+        raise MergettaError(f"Verifying signatures needs cryptography: {how_to_install('signing')}") from None
     try:
         return Ed25519PublicKey.from_public_bytes(key)
     except ValueError as error:

@@ -52,6 +52,8 @@ def create(method: str, runtime: OnnxRuntime, bundle: Bundle, options: Options, 
         raise MergettaError(f"{method} takes no option {min(reserved)!r} here.")
     try:
         adapter = METHODS[method](runtime, bundle, options)
+    except MergettaError:
+        raise
     except (TypeError, ValueError) as error:
         raise MergettaError(f"An option of {method} has a wrong value: {error}.") from error
     return Mirrored(adapter) if mirror else adapter

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.errors import MergettaError
+from mergetta.errors import MergettaError, how_to_install
 
 
 def live(source: str, channels: int) -> Iterator[NDArray[np.uint8]]:
@@ -32,7 +32,7 @@ def opened(source: str | int, name: str) -> Any:
     try:
         import cv2
     except ModuleNotFoundError as error:
-        raise MergettaError("Cameras and videos need OpenCV: pip install 'mergetta[video]'.") from error
+        raise MergettaError(f"Cameras and videos need OpenCV: {how_to_install('video')}") from error
     capture = cv2.VideoCapture(source)
     if not capture.isOpened():
         raise MergettaError(f"OpenCV cannot open {name}.")

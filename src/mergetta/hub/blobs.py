@@ -12,6 +12,7 @@ from typing import Any
 
 import fsspec
 
+from mergetta.errors import MergettaError
 from mergetta.files import make_durable, write_atomically
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -31,7 +32,10 @@ class Blobs:
         self.local = "://" not in address
         self.root = str(Path(address).absolute()) if self.local else address.rstrip("/")
         options = {"skip_instance_cache": True}  # a cached one would keep the credentials of its first use
-        self._system: Any = fsspec.core.url_to_fs(self.root, **options)[0]
+        try:
+            self._system: Any = fsspec.core.url_to_fs(self.root, **options)[0]
+        except (ValueError, ImportError) as error:
+            raise MergettaError(f"Blobs cannot be kept at {address!r}: {error}.") from error
 
     def path(self, digest: str) -> str:
         if not DIGEST.fullmatch(digest):

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from mergetta.errors import MergettaError
+from mergetta.errors import MergettaError, how_to_install
 
 POSTGRES: dict[str, Any] = {
     "pool_pre_ping": True,
@@ -40,7 +40,9 @@ class Database:
         except ArgumentError as error:
             raise MergettaError(f"{url!r} is not the address of a database: {error}.") from error
         except ModuleNotFoundError as error:
-            raise MergettaError(f"{url!r} needs the package {error.name}: pip install 'mergetta[postgres]'.") from error
+            raise MergettaError(f"{url!r} needs the package {error.name}: {how_to_install('postgres')}") from error
+        except OSError as error:
+            raise MergettaError(f"Cannot write {address.database}: {error.strerror or error}.") from error
         self._writing = threading.Lock()
 
     def migrate(self) -> None:

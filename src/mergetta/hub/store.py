@@ -52,7 +52,7 @@ class Store(BundleStore, TokenStore, ReportStore):
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
         """`reports_kept` per device; families whose scatter matrices exceed `pool_memory` bytes are refused."""
-        self.database, self.blobs = Database(database), Blobs(blobs_at)
+        self.blobs, self.database = Blobs(blobs_at), Database(database)
         self.reports_kept, self.pool_memory, self.limits = reports_kept, pool_memory, limits
         with reachable():
             self.database.migrate()

@@ -143,6 +143,10 @@ def find_family(name: str, checkpoint: str | Path | None) -> Family:
         return load_hf(name.removeprefix("hf:"), checkpoint)
     if own.PATTERN.fullmatch(name):
         return own.load_own(name, checkpoint)
+    if path.is_dir():
+        raise MergettaError(f"{name} is a folder, not a checkpoint file; a folder of Hugging Face is hf:{name}.")
+    if path.suffix or path.name != name:
+        raise MergettaError(f"There is no file {name}.")
     raise MergettaError(
         f"There is no family or checkpoint file {name!r}; embedded: {', '.join(embedded_families())}; public: "
         f"{', '.join(zoo.NAMES)}, timm:NAME, hf:NAME; one's own: module:function."

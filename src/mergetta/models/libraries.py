@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mergetta.errors import MergettaError
+from mergetta.errors import MergettaError, how_to_install
 
 
 def import_library(name: str) -> Any:
@@ -19,7 +19,7 @@ def import_library(name: str) -> Any:
             import_module("torchvision")
         return import_module(name)
     except ImportError as error:
-        raise MergettaError(f"{name} cannot be imported ({error}): install mergetta[zoo].") from error
+        raise MergettaError(f"{name} cannot be imported ({error}): {how_to_install('zoo')}") from error
     except RuntimeError as error:  # its compiled operators belong to another build of torch
         build = torch.__version__.partition("+")[2]
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""

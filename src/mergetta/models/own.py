@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,7 @@ PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def load_own(name: str, checkpoint: str | Path | None) -> Family:
     """Call the function; a checkpoint, if given, replaces the weights of what it returns."""
-    match find_function(name)():
+    match called(name):
         case Family() as family:
             pass
         case nn.Module() as model:
@@ -48,6 +49,19 @@ def family_of(name: str, model: nn.Module, keywords: dict[str, Any]) -> Family:
     classes = tuple(keywords.get("classes") or numbered_classes(find_classifier(model).out_features))
     preprocessing = Preprocessing(mean, std, keywords.get("size"))
     return Family(name.replace(":", "-"), model.eval(), preprocessing, classes, name)
+
+
+def called(name: str) -> Any:
+    """What the function returns; an error of one's own code is told with its place."""
+    try:
+        return find_function(name)()
+    except MergettaError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise MergettaError(
+            f"{name} fails in line {place.lineno} of {place.filename}: {type(error).__name__}: {error}."
+        ) from error
 
 
 def find_function(name: str) -> Callable[[], Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 
 from mergetta.errors import MergettaError
+from mergetta.files import UNKNOWN, looks_like, read_start
 
 
 def open_session(
@@ -33,8 +34,7 @@ def open_session(
     unknown = set(providers) - set(available)
     if unknown:
         raise MergettaError(f"ONNX Runtime has no provider {min(unknown)!r} here, only {', '.join(available)}.")
-    if not isinstance(model, bytes) and not Path(model).is_file():
-        raise MergettaError(f"Cannot read {model}: No such file.")
+    kind = looks_like(model[:16] if isinstance(model, bytes) else read_start(model))
     if initializers:
         options.add_external_initializers(list(initializers), list(initializers.values()))
     try:
@@ -42,6 +42,8 @@ def open_session(
             model if isinstance(model, bytes) else str(model), options, providers=list(providers)
         )
     except Exception as error:
+        if kind != UNKNOWN:
+            raise MergettaError(f"{source} is not an ONNX model: it is {kind}.") from error
         raise MergettaError(f"{source} is damaged, or not an ONNX model: {' '.join(str(error).split())}") from error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.errors import MergettaError
+from mergetta.errors import MergettaError, how_to_install
 from mergetta.groups import Vector
 from mergetta.seeds import generator
 
@@ -27,7 +27,7 @@ class CMAES:
         try:
             import cmaes
         except ModuleNotFoundError as error:
-            raise MergettaError("CMA-ES needs the package cmaes: install mergetta[peers].") from error
+            raise MergettaError(f"CMA-ES needs the package cmaes: {how_to_install('peers')}") from error
         if not sigma > 0 or population < 2:
             raise MergettaError(f"sigma must be positive and population at least 2, not {sigma} and {population}.")
         self.seed, self.steps = seed, 0

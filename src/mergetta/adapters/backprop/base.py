@@ -46,7 +46,7 @@ class BackpropAdapter(Adapter):
         if optimizer not in ("adam", "sgd"):
             raise MergettaError(f"optimizer must be adam or sgd, not {optimizer!r}.")
         if not 0 <= lr < math.inf or not 0 <= momentum < 1:
-            raise MergettaError(f"lr must be zero or positive and momentum in [0, 1), not {lr} and {momentum}.")
+            raise MergettaError(f"lr must be finite and not negative, and momentum in [0, 1), not {lr} and {momentum}.")
         self.loss = loss
         self.seed = seed
         self.names = tuple(name for name in learnable(runtime.groups) if name not in set(frozen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -53,10 +54,10 @@ class ZOMerge(Adapter):
         super().__init__(runtime)
         check_bundle(runtime, bundle)
         for name, value in (("delta", delta), ("clamp", clamp)):
-            if not value > 0:
-                raise MergettaError(f"{name} must be positive, not {value}.")
-        if not lr >= 0:
-            raise MergettaError(f"lr must be zero or positive, not {lr}.")
+            if not 0 < value < math.inf:
+                raise MergettaError(f"{name} must be finite and positive, not {value}.")
+        if not 0 <= lr < math.inf:
+            raise MergettaError(f"lr must be finite and not negative, not {lr}.")
         if sides not in (1, 2):
             raise MergettaError(f"sides must be 1 or 2, not {sides}.")
         self.sides = sides
@@ -64,7 +65,7 @@ class ZOMerge(Adapter):
         self._views = np.random.Generator(self._bits)
         self.normalise = normalise or Plain(runtime)
         self.bundle = bundle
-        self.loss = create_loss(loss) if isinstance(loss, str) else loss
+        self.loss = loss if isinstance(loss, Loss) else create_loss(loss)
         self.keep_history = keep_history
         self.lr, self.delta, self.clamp, self.seed = lr, delta, clamp, seed
         self.reset()
