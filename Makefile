@@ -6,12 +6,13 @@ READY = $(VENV)/.ready
 READY_DEV = $(VENV)/.ready-dev
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench package clean
 
 help:
 	@echo "make demo    the whole method on embedded images, in a few minutes"
 	@echo "make test    ruff, mypy, pytest"
 	@echo "make lint    ruff and mypy only; 'make format' to reformat"
+	@echo "make package sdist and wheel, checked and installed in an environment of their own"
 	@echo "make bench   the full comparison on both embedded suites (about an hour on 2 cores)"
 
 $(READY): pyproject.toml constraints.txt
@@ -45,6 +46,9 @@ format: $(READY_DEV)
 bench: $(READY)
 	$(BIN)/mergetta bench fashion-bn --json runs/fashion-bn.json --html runs/fashion-bn.html
 	$(BIN)/mergetta bench fashion-vit --json runs/fashion-vit.json --html runs/fashion-vit.html
+
+package:
+	$(PYTHON) scripts/check_package.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

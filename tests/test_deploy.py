@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,12 @@ def test_systemd_unit(tmp_path: Path) -> None:
     unit.write_text(UNIT.read_text().replace("/opt/mergetta/bin/mergetta", str(program)))
     result = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
     assert UNIT.name not in result.stderr, result.stderr
+
+
+def test_the_wheel_has_every_file() -> None:
+    """`make package` looks into it; here its settings are looked at."""
+    package = ROOT / "src" / "mergetta"
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["mergetta"]
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    files = {path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {path for path in files if path.suffix != ".py"} <= packed
