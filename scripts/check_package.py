@@ -32,7 +32,16 @@ def main() -> None:
         sdist, wheel = newest("*.tar.gz"), newest("*.whl")
         check_contents(sdist, wheel)
         python = environment(Path(folder) / "device")
-        run(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", f"{wheel}[{extras}]")
+        run(
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "-c",
+            ROOT / "constraints.txt",
+            f"{wheel}[{extras}]" if extras else wheel,
+        )
         run(python.with_name("mergetta"), "--version")
         run(python.with_name("mergetta"), "run", "--help", stdout=subprocess.DEVNULL)
         if "torch" in extras.split(","):

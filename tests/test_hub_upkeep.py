@@ -123,7 +123,7 @@ def test_commands(shop: Workshop, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert opened(tmp_path / "new").blob(expert) == honest(0).to_bytes()
     result = mergetta("hub", "restore", "nowhere", "--folder", "new", cwd=tmp_path)
-    assert result.returncode == 2 and "is not a copy" in result.stderr
+    assert result.returncode == 2 and "There is no hub in the folder nowhere" in result.stderr
     token = shop.store.create_token("new", "contribute")[1].id
     assert mergetta("hub", "token", "approve", token, cwd=tmp_path).returncode == 0
     assert token not in shop.store.unapproved()

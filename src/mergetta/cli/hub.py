@@ -280,7 +280,7 @@ def opened(folder: Path, database: str | None, blobs: str | None, new: bool = Fa
     from mergetta.hub.store import Store
 
     if not (new or database or (folder / "hub.db").is_file()):
-        raise MergettaError(f"There is no hub in the folder {folder}: name that of `mergetta hub serve` with --folder.")
+        raise MergettaError(f"There is no hub in the folder {folder}: hub.db is missing.")
     settings = settings_of(folder, database, blobs)
     return Store(settings.database, settings.blobs)
 
