@@ -59,8 +59,8 @@ BAD_INPUT = {
     "adapt e.safetensors --out o": "e.safetensors is not an npz file: it is a safetensors file",
     "adapt x.npz --out o --family resnet-20 --checkpoint a.png": "no checkpoint of PyTorch",
     "upload b.safetensors --hub http://127.0.0.1:1": "is a 'mergetta.bundle' file",
-    "build a.png --out o": "a.png is truncated, or not a safetensors file: it is a PNG image",
-    "build x.npz --out o": "x.npz is truncated, or not a safetensors file: it is a zip file",
+    "build a.png --out o": "a.png is not a safetensors file: it is a PNG image",
+    "build x.npz --out o": "x.npz is not a safetensors file: it is a zip file",
     "run --model a.png --bundle b.safetensors --images x.npz": "a.png is not an ONNX model: it is a PNG image",
     "run --model text.txt --bundle b.safetensors --images x.npz": "text.txt is damaged, or not an ONNX model",
     "run --model m.onnx --bundle a.png --images x.npz": "it is a PNG image",
@@ -70,6 +70,7 @@ BAD_INPUT = {
     f"{EVALUATE} --images x.npz": "x.npz has no array named 'labels' or 'y'",
     f"{EVALUATE} --images photos --labels text.txt": "must be a CSV file with the columns",
     "inspect a.png": "it is a PNG image",
+    "inspect cut.safetensors": "cut.safetensors is truncated, or not a safetensors file.",
     "inspect bad.json": "bad.json is not JSON",
     "inspect table.csv": "does not hold predictions",
     "bench bad.yaml": "bad.yaml is not a valid suite",
@@ -79,6 +80,7 @@ BAD_INPUT = {
     "corrupt a.png --out c": "a.png is not an npz file: it is a PNG image",
     "hub serve --folder h --signing-key text.txt": "is not an unencrypted private key",
     "hub serve --folder h --certificate text.txt": "no TLS certificate",
+    "hub serve --folder h --certificate-key text.txt": "--certificate-key goes with --certificate",
     # a folder where a file is wanted, and the reverse
     "adapt x.npz --out folder": "'folder' is a directory",
     "adapt x.npz --out text.txt/o": "Cannot write text.txt/o",
@@ -158,6 +160,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.fromarray(np.zeros((28, 28), np.uint8)).save(folder / name)
     runtime = TorchRuntime(load_family("fashion-bn"))
     Expert(dict(runtime.groups), runtime.family).save(folder / "e.safetensors")
+    (folder / "cut.safetensors").write_bytes((folder / "e.safetensors").read_bytes()[:99])
     device_model(folder)
     return folder
 

@@ -434,7 +434,8 @@ class TestRun:
 class TestDevice:
     def test_predicts_frames_and_batches_like_run(self, deployed: Path) -> None:
         pixels, labels = load_fashion()
-        mergetta("run", "--model", "m.onnx", "--bundle", "b.safetensors", "--images", "stream.npz", cwd=deployed)
+        files = ("--model", "m.onnx", "--bundle", "b.safetensors", "--images", "stream.npz")
+        assert mergetta("run", *files, "--quiet", cwd=deployed) == Result(0, "", "")
         device = Device(deployed / "m.onnx", bundle=deployed / "b.safetensors")
         batches = [device.predict(pixels[i : i + 64]) for i in range(0, 128, 64)]
         batches.append(device.predict(pixels[128:150]))

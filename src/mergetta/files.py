@@ -23,7 +23,7 @@ from mergetta.errors import MergettaError
 
 Tensors = dict[str, NDArray[Any]]
 MAX_HEADER = 16 * 2**20
-UNKNOWN = "of another kind"
+UNKNOWN, SAFETENSORS = "of another kind", "a safetensors file"
 BEGINNINGS = {
     b"\x89PNG": "a PNG image",
     b"\xff\xd8\xff": "a JPEG image",
@@ -87,7 +87,7 @@ def looks_like(start: bytes) -> str:
     if not start:
         return "empty"
     if start[8:10] == b'{"':
-        return "a safetensors file"
+        return SAFETENSORS
     return next((kind for sign, kind in BEGINNINGS.items() if start.startswith(sign)), UNKNOWN)
 
 
@@ -136,7 +136,13 @@ def read_header(data: bytes, source: str = "the data") -> dict[str, Any]:
     """The JSON header of a mergetta file of any format, without touching its tensors."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > MAX_HEADER or size > len(data) - 8:
-        raise MergettaError(f"{source} is truncated, or not a safetensors file: it is {looks_like(data)}.")
+        kind = looks_like(data)
+        told = (
+            "truncated, or not a safetensors file"
+            if kind in (UNKNOWN, SAFETENSORS)
+            else f"not a safetensors file: it is {kind}"
+        )
+        raise MergettaError(f"{source} is {told}.")
     try:
         outer = json.loads(data[8 : 8 + size])
         header = json.loads(outer["__metadata__"]["mergetta"], parse_constant=refuse)

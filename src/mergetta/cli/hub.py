@@ -96,6 +96,8 @@ def serve(
         raise MergettaError(f"--{first['loc'][0]}: {first['msg']}.") from error
     if certificate is not None:
         check_certificate(certificate, certificate_key)
+    elif certificate_key is not None:
+        raise MergettaError("--certificate-key goes with --certificate.")
     if signing_key is not None:
         Signer.load(signing_key)
     check_port(host, port)

@@ -11,8 +11,6 @@ from importlib.resources.abc import Traversable
 
 from fastapi import HTTPException, Request, Response
 
-from mergetta.errors import how_to_install
-
 PLOTLY = "plotly.min.js"
 KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 FOR_EVER = "public, max-age=31536000, immutable"
@@ -60,7 +58,7 @@ def plotly() -> Asset:
     try:
         return Asset.read(resources.files("plotly") / "package_data" / PLOTLY, FOR_EVER)
     except (ModuleNotFoundError, FileNotFoundError):
-        raise HTTPException(404, f"plotly is not installed: {how_to_install('hub')}") from None
+        raise HTTPException(404, "plotly is not installed: `pip install 'mergetta[hub]'`.") from None
 
 
 @cache
