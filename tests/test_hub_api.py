@@ -170,6 +170,17 @@ class TestTheWayOfAnExpert:
             for query in ({"exclude": "fog"}, {"exclude_own": True}):
                 assert fleet.client.get(path, params=query).status_code == 401
 
+    def test_a_lost_bundle_is_built_again(self, pool: Fleet) -> None:
+        def current() -> str:
+            return str(pool.call("GET", f"/v1/families/{FAMILY}/current", "consume").json()["bundle"])
+
+        lost = current()
+        Path(pool.store.blobs.path(lost)).unlink()
+        assert pool.call("GET", f"/v1/blobs/{lost}", "consume").status_code == 503
+        pool.settle()
+        assert current() != lost
+        assert pool.call("GET", f"/v1/blobs/{current()}", "consume").status_code == 200
+
     def test_retiring_is_exact(self, pool: Fleet) -> None:
         victim = pool.upload(honest(3))["id"]
         assert pool.call("POST", f"/v1/experts/{victim}/state", json={"state": "retired"}).status_code == 200
@@ -457,6 +468,11 @@ class TestTrust:
                 assert answer.status_code == 403 and "'snow'" in answer.json()["detail"]
             fleet.secrets["consume"] = fleet.secrets["c0"]
             assert fleet.bundle(exclude_own=True).settings["experts"] == 3
+            told = fleet.call("GET", f"/v1/families/{FAMILY}/current?exclude_own=true", "c0").json()
+            statuses = [
+                fleet.call("GET", f"/v1/blobs/{told['bundle']}", who).status_code for who in ("c0", "admin", "c1")
+            ]
+            assert told["variant"] and statuses == [200, 200, 404]
             assert fleet.bundle(exclude="nothing").settings["experts"] == 5
 
     def test_contributors_retire_only_their_own(self, pool: Fleet) -> None:
