@@ -321,6 +321,10 @@ class StoreContract:
         assert not registered.add_expert(FAMILY, honest(1).to_bytes(), "t")[1]
         registered.add_expert(FAMILY, honest(4).to_bytes(), "another")
         registered.decide(first.id, RETIRED, "")
+        with pytest.raises(Refused, match="after 7 days"):
+            registered.add_expert(FAMILY, honest(303).to_bytes(), "t")
+        registered.limits = Limits(experts_per_token=2, devices_per_token=1, retired_days=0)
+        registered.forget_retired(FAMILY)
         assert registered.add_expert(FAMILY, honest(303).to_bytes(), "t")[1]
         report = {"family": FAMILY, "device": "a", "time": 1.0}
         registered.add_reports([report, {**report, "time": 2.0}], "t")

@@ -43,7 +43,7 @@ class Hub:
     def __init__(self, settings: HubSettings) -> None:
         self.settings = settings
         store = settings.database, settings.blobs, settings.reports_kept, settings.pool_memory, settings.limits
-        self.store = Store(*store)
+        self.store = Store(*store, merge_all=settings.open)
         self.signer = Signer.load(settings.signing_key) if settings.signing_key else None
         self.gate = Gate()
         sign = self.signer.sign if self.signer else (lambda data: None)
