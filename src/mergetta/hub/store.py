@@ -206,14 +206,6 @@ class Store(BundleStore, TokenStore, ReportStore):
             )
         return row is None or row.approved is not None or self.merge_all
 
-    def forget_expert(self, expert: ExpertRecord) -> None:
-        """As if it had never been uploaded."""
-        with reachable(), self.database.write() as connection:
-            if connection.execute(experts.delete().where(experts.c.id == expert.id)).rowcount:
-                self._change(connection, expert.family)
-        with reachable():
-            self.blobs.delete(expert.id)
-
     def find_expert(self, expert: str) -> ExpertRecord | None:
         with reachable(), self.database.read() as connection:
             row = connection.execute(sa.select(experts).where(experts.c.id == expert)).first()
