@@ -192,6 +192,14 @@ class TestLosses:
         assert {name: shop.store.expert(name).state for name in ids} == dict.fromkeys(ids, ACTIVE)
         assert shop.bundle().settings["experts"] == 3
 
+    def test_an_expert_of_an_older_format_stops_nobody(self, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+        old = shop.upload(honest(0))
+        shop.upload(honest(1))
+        blob = shop.store.blob
+        monkeypatch.setattr(shop.store, "blob", lambda digest: b"old" if digest == old else blob(digest))
+        shop.build()
+        assert shop.bundle().settings["experts"] == 1
+
     @pytest.mark.parametrize("how", ["missing", "damaged"])
     def test_an_expert_that_is_lost_after_it_was_merged(self, shop: Workshop, how: str) -> None:
         """It cannot be taken out of the sums any more, which are then made anew."""

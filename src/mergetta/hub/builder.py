@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mergetta.bundle import Bundle
+from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
 from mergetta.groups import learnable
@@ -283,7 +284,9 @@ class Builder:
             held.entries[name] = entry
             try:
                 experts[name] = self._expert(held, name)
-            except (NotThere, Damaged) as error:
+            except Unavailable:
+                raise
+            except MergettaError as error:  # lost, damaged, or of an older format
                 log.error("an expert of %s is left out until it is uploaded again: %s", held.file.family, error)
                 del held.entries[name]
         tokens = {name: held.entries[name].token for name in experts}

@@ -149,7 +149,7 @@ class Store(BundleStore, TokenStore, ReportStore):
         now = time.time()
         entry = ExpertRecord(
             digest_of(data), family, expert.domain, str(expert.provenance.get("method", "")),
-            samples if counted else None, len(data), norm, rms(layers), layers.tobytes(), sketch, PENDING, "", False,
+            samples if counted else None, len(data), norm, layers.tobytes(), sketch, PENDING, "", False,
             token, now, now, 0,
         )  # fmt: skip
         known = self.find_expert(entry.id)
