@@ -169,6 +169,8 @@ class TestTheWayOfAnExpert:
                 assert fleet.client.get(stranger).status_code == (status if public else 401)
             for query in ({"exclude": "fog"}, {"exclude_own": True}):
                 assert fleet.client.get(path, params=query).status_code == 401
+            fleet.client.cookies.set(COOKIE, "of a session that is over")
+            assert fleet.client.get(path).status_code == (200 if public else 401)
 
     def test_a_lost_bundle_is_built_again(self, pool: Fleet) -> None:
         def current() -> str:
@@ -516,7 +518,7 @@ class TestTrust:
         gate, (mine, *_) = Gate(), fleet.store.tokens()
         fleet.store.revoke_token(mine.id)
         gate.follow(fleet.store)
-        gate.remember("secret", mine)  # found before, remembered after
+        gate.remember("secret", mine, session=False)  # found before, remembered after
         assert gate.refuses(mine)
 
     def test_expired(self, fleet: Fleet) -> None:
@@ -629,6 +631,8 @@ class TestTrust:
         assert pool.client.get("/v1/families").status_code == 401  # a cookie holds a session, not a token
         assert pool.client.post("/login", json={"token": pool.secrets["admin"]}).status_code == 200
         assert pool.client.get("/v1/families").status_code == 200
+        session = {"Authorization": f"Bearer {pool.client.cookies.get(COOKIE, domain='testserver.local')}"}
+        assert pool.client.get("/v1/families", headers=session).status_code == 401  # nor is a session a token
         path = f"/v1/experts/{victim}/state"
         assert pool.client.post(path, json={"state": "retired"}).status_code == 401  # as another site could make it
         ours = {"x-mergetta-dashboard": "1"}
