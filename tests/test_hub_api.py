@@ -169,6 +169,19 @@ class TestTheWayOfAnExpert:
                 assert fleet.client.get(stranger).status_code == (status if public else 401)
             for query in ({"exclude": "fog"}, {"exclude_own": True}):
                 assert fleet.client.get(path, params=query).status_code == 401
+            fleet.client.cookies.set(COOKIE, "of a session that is over")
+            assert fleet.client.get(path).status_code == (200 if public else 401)
+
+    def test_a_lost_bundle_is_built_again(self, pool: Fleet) -> None:
+        def current() -> str:
+            return str(pool.call("GET", f"/v1/families/{FAMILY}/current", "consume").json()["bundle"])
+
+        lost = current()
+        Path(pool.store.blobs.path(lost)).unlink()
+        assert pool.call("GET", f"/v1/blobs/{lost}", "consume").status_code == 503
+        pool.settle()
+        assert current() != lost
+        assert pool.call("GET", f"/v1/blobs/{current()}", "consume").status_code == 200
 
     def test_retiring_is_exact(self, pool: Fleet) -> None:
         victim = pool.upload(honest(3))["id"]
@@ -457,6 +470,11 @@ class TestTrust:
                 assert answer.status_code == 403 and "'snow'" in answer.json()["detail"]
             fleet.secrets["consume"] = fleet.secrets["c0"]
             assert fleet.bundle(exclude_own=True).settings["experts"] == 3
+            told = fleet.call("GET", f"/v1/families/{FAMILY}/current?exclude_own=true", "c0").json()
+            statuses = [
+                fleet.call("GET", f"/v1/blobs/{told['bundle']}", who).status_code for who in ("c0", "admin", "c1")
+            ]
+            assert told["variant"] and statuses == [200, 200, 404]
             assert fleet.bundle(exclude="nothing").settings["experts"] == 5
 
     def test_contributors_retire_only_their_own(self, pool: Fleet) -> None:
@@ -500,7 +518,7 @@ class TestTrust:
         gate, (mine, *_) = Gate(), fleet.store.tokens()
         fleet.store.revoke_token(mine.id)
         gate.follow(fleet.store)
-        gate.remember("secret", mine)  # found before, remembered after
+        gate.remember("secret", mine, session=False)  # found before, remembered after
         assert gate.refuses(mine)
 
     def test_expired(self, fleet: Fleet) -> None:
@@ -613,6 +631,8 @@ class TestTrust:
         assert pool.client.get("/v1/families").status_code == 401  # a cookie holds a session, not a token
         assert pool.client.post("/login", json={"token": pool.secrets["admin"]}).status_code == 200
         assert pool.client.get("/v1/families").status_code == 200
+        session = {"Authorization": f"Bearer {pool.client.cookies.get(COOKIE, domain='testserver.local')}"}
+        assert pool.client.get("/v1/families", headers=session).status_code == 401  # nor is a session a token
         path = f"/v1/experts/{victim}/state"
         assert pool.client.post(path, json={"state": "retired"}).status_code == 401  # as another site could make it
         ours = {"x-mergetta-dashboard": "1"}

@@ -11,6 +11,7 @@ import pytest
 
 from mergetta import Bundle, Expert, build_bundle
 from mergetta.groups import learnable
+from mergetta.hub import builder
 from mergetta.hub.builder import EXACT, Builder
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
 from mergetta.hub.settings import HubSettings, Limits
@@ -28,7 +29,7 @@ class Workshop:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.settings = HubSettings.in_folder(folder, **options)
-        self.store = Store(self.settings.database, self.settings.blobs)
+        self.store = Store(self.settings.database, self.settings.blobs, merge_all=self.settings.open)
         self.builder = Builder(self.store, self.settings)
         self.store.put_family(family_file().to_bytes(), FAMILY)
 
@@ -142,6 +143,21 @@ class TestApproval:
         shop.build()
         assert shop.store.counts(FAMILY) == {ACTIVE: 4, PENDING: 20}
 
+    def test_who_waits_changes_no_bundle(self, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(builder, "RESCREEN", 2)
+        shop.upload(honest(0), "t0")
+        shop.build()
+        before = shop.bundle().digest
+        _, token = shop.store.create_token("new", "contribute")
+        for seed in range(1, 5):
+            shop.store.decide(shop.upload(honest(seed), token.id), RETIRED, "")
+            shop.upload(honest(10 + seed), token.id)
+        shop.build()
+        assert shop.bundle().digest == before
+        shop.store.judge(FAMILY, {shop.upload(honest(20), "t1"): (QUARANTINED, "odd")})
+        shop.build()  # nor does it keep the hub from looking again
+        assert shop.store.counts(FAMILY) == {ACTIVE: 2, PENDING: 4, RETIRED: 4}
+
     def test_an_open_hub_waits_for_nobody(self, tmp_path: Path) -> None:
         shop = Workshop(tmp_path, open=True)
         _, token = shop.store.create_token("new", "contribute")
@@ -175,6 +191,14 @@ class TestLosses:
         shop.build()
         assert {name: shop.store.expert(name).state for name in ids} == dict.fromkeys(ids, ACTIVE)
         assert shop.bundle().settings["experts"] == 3
+
+    def test_an_expert_of_an_older_format_stops_nobody(self, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+        old = shop.upload(honest(0))
+        shop.upload(honest(1))
+        blob = shop.store.blob
+        monkeypatch.setattr(shop.store, "blob", lambda digest: b"old" if digest == old else blob(digest))
+        shop.build()
+        assert shop.bundle().settings["experts"] == 1
 
     @pytest.mark.parametrize("how", ["missing", "damaged"])
     def test_an_expert_that_is_lost_after_it_was_merged(self, shop: Workshop, how: str) -> None:

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from mergetta import Bundle, Expert, MergettaError, build_bundle
 from mergetta.hub.blobs import Blobs, digest_of
+from mergetta.hub.database import Database
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
 from mergetta.hub.schema import audit
 from mergetta.hub.settings import Limits
@@ -102,8 +103,8 @@ class StoreContract:
 
     def test_how_far_moments_are_apart_is_recorded(self, registered: Store) -> None:
         entry, _ = registered.add_expert(FAMILY, expert_of(task_vector(0), apart=0.5).to_bytes(), "t")
-        assert entry.moments_apart == pytest.approx(0.5, rel=1e-3)
-        assert registered.expert(entry.id).moments_apart == pytest.approx(0.5, rel=1e-3)
+        layers = np.frombuffer(registered.expert(entry.id).layers, np.float32)
+        assert layers == pytest.approx([0.5], rel=1e-3)
 
     def test_people_overrule_the_screening(self, registered: Store) -> None:
         expert, _ = registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
@@ -321,6 +322,10 @@ class StoreContract:
         assert not registered.add_expert(FAMILY, honest(1).to_bytes(), "t")[1]
         registered.add_expert(FAMILY, honest(4).to_bytes(), "another")
         registered.decide(first.id, RETIRED, "")
+        with pytest.raises(Refused, match="after 7 days"):
+            registered.add_expert(FAMILY, honest(303).to_bytes(), "t")
+        registered.limits = Limits(experts_per_token=2, devices_per_token=1, retired_days=0)
+        registered.forget_retired(FAMILY)
         assert registered.add_expert(FAMILY, honest(303).to_bytes(), "t")[1]
         report = {"family": FAMILY, "device": "a", "time": 1.0}
         registered.add_reports([report, {**report, "time": 2.0}], "t")
@@ -412,6 +417,29 @@ class TestSqliteAndFolder(StoreContract):
 
         with store.database.engine.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+    def test_experts_of_the_first_tables_are_to_be_uploaded_again(self, tmp_path: Path, reopen) -> None:  # type: ignore[no-untyped-def]
+        from alembic import command
+        from alembic.config import Config
+
+        from mergetta.hub import migrations
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        database = Database(f"sqlite:///{tmp_path / 'hub.db'}")
+        with database.write() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "0001")
+            connection.exec_driver_sql("INSERT INTO families VALUES ('f', 'b', '', '{}', 1, 1, 1.0, 1, 1, NULL, 0)")
+            connection.exec_driver_sql(
+                "INSERT INTO experts VALUES ('e', 'f', 'd', 'm', 1, 1, 1.0, 1.0, x'00', 'active', '', 0, 't', 1, 1, 1)"
+            )
+        database.close()
+        store = reopen()
+        (expert,) = store.experts("f")
+        assert (expert.state, expert.layers) == (RETIRED, b"") and "upload again" in expert.reason
+        assert store.family("f").generation == 2
+        store.close()
 
     def test_full_disk(self, registered: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         import os

@@ -9,7 +9,7 @@ import pytest
 
 from mergetta import MergettaError
 from mergetta.hub import upkeep
-from mergetta.hub.records import ACTIVE, Variant
+from mergetta.hub.records import ACTIVE, QUARANTINED, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
 
@@ -43,18 +43,21 @@ def test_what_is_lost_is_found_and_mended(shop: Workshop, how: str, monkeypatch:
     first = shop.store.experts(FAMILY)[0]
     bundle = shop.store.current(FAMILY, Variant())
     assert bundle is not None
+    shop.store.decide(first.id, QUARANTINED, "poison")
     for digest in (first.id, bundle.id, shop.store.family(FAMILY).blob):
         shop.lose(digest, how)
     unnamed = shop.store.put_blob(b"of nobody")
     problems = [finding.problem for finding in upkeep.check(shop.store)]
     assert [problem.split()[-1] for problem in problems] == [how, how, how, "nothing"]
     assert upkeep.check(shop.store, repair=True)
-    assert [f.problem.split()[:3] for f in upkeep.check(shop.store)] == [["the", "file", "of"]]  # a person must
+    assert [entry.action for entry in shop.store.audit(2)] == ["delete blob", "lose bundle"]
+    assert [f.problem.split()[1] for f in upkeep.check(shop.store)] == ["file", "expert"]  # a person must
     shop.store.put_family(shop.builder._held[FAMILY].file.to_bytes(), FAMILY)
     shop.upload(honest(0), "t0")
     shop.build()
     shop.build()
-    assert shop.bundle().settings["experts"] == 4
+    assert shop.store.expert(first.id).state == QUARANTINED  # what a person has decided stays
+    assert shop.bundle().settings["experts"] == 3
     assert upkeep.check(shop.store) == []
     assert unnamed not in set(shop.store.blobs.digests())
 
@@ -118,7 +121,7 @@ def test_commands(shop: Workshop, tmp_path: Path) -> None:
     result = mergetta("hub", "check", cwd=tmp_path)
     assert result.returncode == 1 and f"the expert {expert}" in result.stdout
     assert mergetta("hub", "check", "--repair", cwd=tmp_path).returncode == 0
-    assert mergetta("hub", "check", cwd=tmp_path).returncode == 0
+    assert mergetta("hub", "check", cwd=tmp_path).returncode == 1  # until it is uploaded again
     result = mergetta("hub", "restore", "copy", "--folder", "new", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert opened(tmp_path / "new").blob(expert) == honest(0).to_bytes()

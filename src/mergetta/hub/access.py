@@ -13,7 +13,6 @@ from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 
 from mergetta.hub.frame import BODY_LIMIT
-from mergetta.hub.limits import FOLLOWED_EVERY
 from mergetta.hub.records import ADMIN, CONSUME, CONTRIBUTE, TokenRecord
 from mergetta.hub.state import Hub
 from mergetta.hub.storage import Unavailable
@@ -36,11 +35,11 @@ async def identify(hub: Hub, secret: str, session: bool = False) -> TokenRecord:
     if gate.must_follow():
         with contextlib.suppress(Unavailable):  # readers go on
             await run_in_threadpool(gate.follow, hub.store)
-    token = gate.remembered(secret, *([FOLLOWED_EVERY] if session else []))
+    token = gate.remembered(secret, session)
     if token is None:
         token = await run_in_threadpool(hub.store.find_session if session else hub.store.find_token, secret)
         if token is not None:
-            gate.remember(secret, token)
+            gate.remember(secret, token, session)
     if token is None or gate.refuses(token):
         raise HTTPException(401, "This token is unknown, revoked or expired.", {"WWW-Authenticate": "Bearer"})
     wait = gate.wait(token)
@@ -106,9 +105,12 @@ async def reader(
     stored: Annotated[str | None, Security(cookie)],
 ) -> TokenRecord | None:
     """Who reads bundles; None for anybody, where they are public."""
-    if hub_of(request).settings.public and not given and not stored:
-        return None
-    request.scope["token"] = await authenticated(request)
+    try:
+        request.scope["token"] = await authenticated(request)
+    except HTTPException as error:
+        if hub_of(request).settings.public and not given and error.status_code == 401:  # no cookie, or a stale one
+            return None
+        raise
     return await consumer(request, given, stored)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -361,6 +362,16 @@ def check_variant(hub: Hub, family: str, variant: Variant) -> None:
             raise HTTPException(403, f"Leaving out {domain!r} would give away the experts of {number} contributors.")
 
 
+def may_have(hub: Hub, token: TokenRecord, bundle: BundleRecord) -> bool:
+    """Whether this token could ask for a variant that is this bundle."""
+    for variant in hub.store.variants_of(bundle.id):
+        if variant.token in (None, token.id):
+            with contextlib.suppress(HTTPException):
+                check_variant(hub, bundle.family, variant)
+                return True
+    return token.role == ADMIN
+
+
 @router.get("/families/{family}/bundle/summary", tags=["bundles"], responses=MISSING)
 def get_bundle_summary(family: FamilyName, hub: TheHub, token: Anyone) -> BundleShape:
     """What is in the current bundle: rank per group, energy kept, size."""
@@ -386,9 +397,11 @@ def get_blob(digest: Annotated[str, Path(pattern=DIGEST)], hub: TheHub, token: R
         raise HTTPException(401, "Only the whole pool's bundle is public.", {"WWW-Authenticate": "Bearer"})
     if token is not None:
         check_scope(token, bundle.family)
+        if bundle.variant and not may_have(hub, token, bundle):
+            raise HTTPException(404, f"There is no bundle {digest}.")
     shared = hub.settings.public and not bundle.variant
     headers = headers_for(bundle, bundle.signature, f"{'public' if shared else 'private'}, {FOR_EVER}")
-    return Response(hub.store.blob(digest), headers=headers, media_type="application/octet-stream")
+    return Response(hub.content(bundle), headers=headers, media_type="application/octet-stream")
 
 
 @router.post("/reports", tags=["devices"], status_code=201, responses=MISSING)

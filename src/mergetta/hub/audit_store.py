@@ -15,6 +15,11 @@ COMMAND_LINE = "command line"
 
 
 class AuditStore(Storage):
+    def note(self, action: str, subject: str, family: str = "", why: str = "") -> None:
+        """What the command line has done to the contents."""
+        with reachable(), self.database.write() as connection:
+            self._note(connection, COMMAND_LINE, action, subject, family, why)
+
     def _note(
         self, connection: sa.Connection, by: str, action: str, subject: str, family: str = "", why: str = ""
     ) -> None:

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mergetta.bundle import Bundle
+from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
 from mergetta.groups import learnable
-from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, FamilyRecord, Variant
+from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, FamilyRecord, Variant
 from mergetta.hub.screening import fair, layout, screen, usual_length
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.storage import Damaged, NotThere, Unavailable
@@ -220,7 +221,8 @@ class Builder:
     def _screen(self, family: FamilyRecord, file: FamilyFile) -> None:
         """Look at newcomers; in pools that are not large, at everybody again. Who is not approved waits."""
         waiting = set() if self.settings.open else self.store.unapproved()
-        whole = sum(self.store.counts(family.id).values()) <= RESCREEN
+        counts = self.store.counts(family.id, approved=not self.settings.open)
+        whole = sum(counts.values()) - counts.get(RETIRED, 0) <= RESCREEN
         found = self.store.experts(family.id, (PENDING, ACTIVE, QUARANTINED) if whole else (PENDING,))
         suspects = [e for e in found if not e.decided and e.token not in waiting]
         if whole:
@@ -282,7 +284,9 @@ class Builder:
             held.entries[name] = entry
             try:
                 experts[name] = self._expert(held, name)
-            except (NotThere, Damaged) as error:
+            except Unavailable:
+                raise
+            except MergettaError as error:  # lost, damaged, or of an older format
                 log.error("an expert of %s is left out until it is uploaded again: %s", held.file.family, error)
                 del held.entries[name]
         tokens = {name: held.entries[name].token for name in experts}

@@ -141,6 +141,13 @@ class BundleStore(Storage):
             raise NotThere(f"There is no bundle {digest}.")
         return record(BundleRecord, row)
 
+    def variants_of(self, digest: str) -> list[Variant]:
+        """Those that have this very bundle."""
+        same = sa.and_(bundles.c.family == variants.c.family, bundles.c.variant == variants.c.key)
+        query = sa.select(variants.c.domains, variants.c.token).join(bundles, same).where(bundles.c.id == digest)
+        with reachable(), self.database.read() as connection:
+            return [Variant.of(row.domains, row.token) for row in connection.execute(query).all()]
+
     def history(self, family: str, limit: int = 100) -> list[BundleRecord]:
         """Bundles of the whole pool, oldest first."""
         where = (bundles.c.family == family, bundles.c.variant == "")

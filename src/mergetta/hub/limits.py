@@ -47,7 +47,7 @@ class Gate:
     """Remembers tokens, which of them are revoked, and counts their requests, per process."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, TokenRecord]] = {}
+        self._known: dict[tuple[bool, str], tuple[float, TokenRecord]] = {}  # whether of a session, and the secret
         self._buckets: dict[str, Bucket] = {}
         self._revoked: frozenset[str] = frozenset()
         self._followed = self._noted = -TRUSTED_FOR
@@ -55,17 +55,18 @@ class Gate:
         self._used: dict[str, float] = {}
         self._told: dict[str, float] = {}
 
-    def remembered(self, secret: str, seconds: float = TRUSTED_FOR) -> TokenRecord | None:
-        found = self._known.get(secret)
+    def remembered(self, secret: str, session: bool) -> TokenRecord | None:
+        found = self._known.get((session, secret))
+        seconds = FOLLOWED_EVERY if session else TRUSTED_FOR
         return found[1] if found and time.monotonic() - found[0] < seconds else None
 
-    def remember(self, secret: str, token: TokenRecord) -> None:
+    def remember(self, secret: str, token: TokenRecord, session: bool) -> None:
         if len(self._known) >= REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._known[secret] = time.monotonic(), token
+        self._known[session, secret] = time.monotonic(), token
 
-    def forget(self, secret: str) -> None:
-        self._known.pop(secret, None)
+    def forget_session(self, secret: str) -> None:
+        self._known.pop((True, secret), None)
 
     def refuses(self, token: TokenRecord) -> bool:
         """Also one that was looked up just before it was revoked, and remembered just after."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 PENDING, ACTIVE, QUARANTINED, RETIRED = "pending", "active", "quarantined", "retired"
-STATES = (PENDING, ACTIVE, QUARANTINED, RETIRED)
 """Of an expert: not looked at yet; merged; kept out until somebody decides; out for good."""
 CONTRIBUTE, CONSUME, ADMIN = "contribute", "consume", "admin"
 ROLES = (CONTRIBUTE, CONSUME, ADMIN)
@@ -38,7 +37,6 @@ class ExpertRecord:
     samples: int | None
     size: int
     norm: float
-    moments_apart: float
     layers: bytes
     sketch: bytes
     state: str

@@ -47,7 +47,6 @@ experts = Table(
     Column("samples", BigInteger),
     Column("size", Integer, nullable=False),  # 0: retired long ago, and its content deleted
     Column("norm", Float, nullable=False),
-    Column("moments_apart", Float, nullable=False),
     Column("layers", LargeBinary, nullable=False),  # how far its moments are apart, layer by layer
     Column("sketch", LargeBinary, nullable=False),
     Column("state", Text, nullable=False),

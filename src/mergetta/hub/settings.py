@@ -34,7 +34,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     experts_per_token: Annotated[int, Field(ge=1)] = 500
-    """Of one family, those that have retired not counted."""
+    """Of one family; those that have retired count while their content is kept."""
     devices_per_token: Annotated[int, Field(ge=1)] = 10_000
     """Of one family."""
     device_days: Annotated[float, Field(gt=0)] = 90.0

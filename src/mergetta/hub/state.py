@@ -43,7 +43,7 @@ class Hub:
     def __init__(self, settings: HubSettings) -> None:
         self.settings = settings
         store = settings.database, settings.blobs, settings.reports_kept, settings.pool_memory, settings.limits
-        self.store = Store(*store)
+        self.store = Store(*store, merge_all=settings.open)
         self.signer = Signer.load(settings.signing_key) if settings.signing_key else None
         self.gate = Gate()
         sign = self.signer.sign if self.signer else (lambda data: None)
@@ -81,18 +81,25 @@ class Hub:
         if before and before.record.id == record.id and before.record.generation == record.generation:
             before.checked = now
             return before
-        try:
-            served = Served(record, self.store.blob(record.id), now)
-        except (NotThere, Damaged) as error:
-            self.store.lose_bundle(record)
-            self.builder.wake()
-            raise Unavailable("The content of this bundle is lost: it is being built again.") from error
+        served = Served(record, self.content(record), now)
         with self._lock:
             self._served[place] = served
             self._served.move_to_end(place)
             while len(self._served) > SERVED:
                 self._served.popitem(last=False)
         return served
+
+    def content(self, record: BundleRecord) -> bytes:
+        """Of a bundle of any age; one that is lost is not named any more, and built again."""
+        try:
+            return self.store.blob(record.id)
+        except (NotThere, Damaged) as error:
+            self.store.lose_bundle(record)
+            for place, served in list(self._served.items()):
+                if served.record.id == record.id:
+                    self._served.pop(place, None)
+            self.builder.wake()
+            raise Unavailable("The content of this bundle is lost: it is being built again.") from error
 
     def pointer(self, served: Served) -> Pointer:
         """Made, and signed, once for each bundle that is served."""

@@ -100,4 +100,7 @@ class Storage:
         """A new generation of the pool. Takes the family's row, so that changes come one after the other."""
         mine = families.update().where(families.c.id == family)
         connection.execute(mine.values(generation=families.c.generation + 1))
+        return self._generation(connection, family)
+
+    def _generation(self, connection: sa.Connection, family: str) -> int:
         return int(connection.execute(sa.select(families.c.generation).where(families.c.id == family)).scalar_one())

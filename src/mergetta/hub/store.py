@@ -50,10 +50,14 @@ class Store(BundleStore, TokenStore, ReportStore):
         reports_kept: int = 500,
         pool_memory: int = 2**31,
         limits: Limits = Limits(),  # noqa: B008 - frozen
+        merge_all: bool = False,
     ) -> None:
-        """`reports_kept` per device; families whose scatter matrices exceed `pool_memory` bytes are refused."""
+        """`reports_kept` per device; families whose scatter matrices exceed `pool_memory` bytes are refused. With
+        `merge_all`, uploads of tokens that are not approved are changes of the pool too.
+        """
         self.blobs, self.database = Blobs(blobs_at), Database(database)
         self.reports_kept, self.pool_memory, self.limits = reports_kept, pool_memory, limits
+        self.merge_all = merge_all
         with reachable():
             self.database.migrate()
 
@@ -145,7 +149,7 @@ class Store(BundleStore, TokenStore, ReportStore):
         now = time.time()
         entry = ExpertRecord(
             digest_of(data), family, expert.domain, str(expert.provenance.get("method", "")),
-            samples if counted else None, len(data), norm, rms(layers), layers.tobytes(), sketch, PENDING, "", False,
+            samples if counted else None, len(data), norm, layers.tobytes(), sketch, PENDING, "", False,
             token, now, now, 0,
         )  # fmt: skip
         known = self.find_expert(entry.id)
@@ -156,8 +160,8 @@ class Store(BundleStore, TokenStore, ReportStore):
         with reachable():
             try:
                 with self.database.write() as connection:
-                    self._admit(family, token, connection)  # it may have been revoked while the upload was on its way
-                    revision = self._change(connection, family)
+                    merged = self._admit(family, token, connection)  # it may have been revoked during the upload
+                    revision = (self._change if merged else self._generation)(connection, family)
                     connection.execute(experts.insert().values(**{**vars(entry), "revision": revision}))
                     self._note(connection, token, "upload expert", entry.id, family, entry.domain)
                 return self.expert(entry.id), True
@@ -181,30 +185,26 @@ class Store(BundleStore, TokenStore, ReportStore):
                 connection.execute(mine.values(revision=self._change(connection, known.family)))
         return self.expert(known.id)
 
-    def _admit(self, family: str, token: str, connection: sa.Connection | None = None) -> None:
-        """Raise `Refused` if a token may not upload (any more)."""
+    def _admit(self, family: str, token: str, connection: sa.Connection | None = None) -> bool:
+        """Whether what a token uploads is merged, not to wait; `Refused` if it may not upload (any more)."""
         if connection is None:
             with reachable(), self.database.read() as connection:
                 return self._admit(family, token, connection)
-        query = sa.select(tokens.c.revoked, tokens.c.role).where(tokens.c.id == token)
+        query = sa.select(tokens.c.revoked, tokens.c.role, tokens.c.approved).where(tokens.c.id == token)
         row = connection.execute(query.with_for_update(read=True)).first()  # revoking waits
         if row is not None and row.revoked is not None:
             raise Refused("This token has been revoked.")
         if row is not None and row.role == ADMIN:
-            return
+            return True
         held = sa.select(sa.func.count()).select_from(experts)
-        mine = (experts.c.family == family, experts.c.token == token, experts.c.state != RETIRED)
+        mine = (experts.c.family == family, experts.c.token == token, experts.c.size > 0)
         if connection.execute(held.where(*mine)).scalar_one() >= self.limits.experts_per_token:
-            most = self.limits.experts_per_token
-            raise Refused(f"This token has {most} experts of this family, the most that it may have: retire some.")
-
-    def forget_expert(self, expert: ExpertRecord) -> None:
-        """As if it had never been uploaded."""
-        with reachable(), self.database.write() as connection:
-            if connection.execute(experts.delete().where(experts.c.id == expert.id)).rowcount:
-                self._change(connection, expert.family)
-        with reachable():
-            self.blobs.delete(expert.id)
+            most, days = self.limits.experts_per_token, self.limits.retired_days
+            raise Refused(
+                f"This token has {most} experts of this family, the most that it may have: retire some, which count "
+                f"until their contents are deleted after {days:g} days."
+            )
+        return row is None or row.approved is not None or self.merge_all
 
     def find_expert(self, expert: str) -> ExpertRecord | None:
         with reachable(), self.database.read() as connection:
@@ -257,9 +257,11 @@ class Store(BundleStore, TokenStore, ReportStore):
         with reachable(), self.database.read() as connection:
             return {row[0]: row[1] for row in connection.execute(query).all()}
 
-    def counts(self, family: str) -> dict[str, int]:
-        """Experts per state."""
+    def counts(self, family: str, approved: bool = False) -> dict[str, int]:
+        """Experts per state; of tokens that need no approval any more, if asked so."""
         query = sa.select(experts.c.state, sa.func.count()).where(experts.c.family == family)
+        if approved:
+            query = query.where(experts.c.token.not_in(sa.select(tokens.c.id).where(tokens.c.approved.is_(None))))
         with reachable(), self.database.read() as connection:
             rows = connection.execute(query.group_by(experts.c.state)).all()
         return {row[0]: row[1] for row in rows}
@@ -279,10 +281,13 @@ class Store(BundleStore, TokenStore, ReportStore):
             return before
         with reachable(), self.database.write() as connection:
             values = {"state": state, "reason": reason, "decided": True, "changed": time.time()}
-            values["revision"] = self._change(connection, before.family)
-            mine = experts.update().where(experts.c.id == expert, experts.c.state != RETIRED)
-            if not connection.execute(mine.values(**values)).rowcount:
+            now = sa.select(experts.c.state).where(experts.c.id == expert, experts.c.state != RETIRED)
+            merged = connection.execute(now.with_for_update()).scalar()  # the screening may have looked meanwhile
+            if merged is None:
                 raise Conflict("A retired expert stays retired.")
+            if ACTIVE in (merged, state):  # else no bundle is another
+                values["revision"] = self._change(connection, before.family)
+            connection.execute(experts.update().where(experts.c.id == expert).values(**values))
             self._note(connection, by, DECISIONS[state], expert, before.family, reason)
         return self.expert(expert)
 
@@ -309,9 +314,8 @@ class Store(BundleStore, TokenStore, ReportStore):
 
     def judge(self, family: str, found: Mapping[str, tuple[str, str]]) -> None:
         """(state, reason) per expert, by the screening: not a change of the pool, but part of its next bundle."""
-        current = sa.select(families.c.generation).where(families.c.id == family)
         with reachable(), self.database.write() as connection:
-            revision = connection.execute(current).scalar_one()
+            revision = self._generation(connection, family)
             for expert, (state, reason) in found.items():
                 values = {"state": state, "reason": reason, "changed": time.time(), "revision": revision}
                 mine = experts.update().where(experts.c.id == expert, sa.not_(experts.c.decided))

@@ -32,27 +32,24 @@ def check(store: Store, repair: bool = False) -> list[Finding]:
         named.add(family.blob)
         if problem := problem_of(store, family.blob):
             found.append(Finding(f"the file of {family.id} is {problem}", "register it again with the same file"))
-            if repair:
-                store.blobs.delete(family.blob)
         for expert in store.experts(family.id):
             named.add(expert.id)
             if expert.state != RETIRED and (problem := problem_of(store, expert.id)):
-                remedy = "it is forgotten, and can be uploaded again"
-                found.append(Finding(f"the expert {expert.id} ({expert.domain}) is {problem}", remedy))
-                if repair:
-                    store.forget_expert(expert)
+                found.append(Finding(f"the expert {expert.id} ({expert.domain}) is {problem}", "upload it again"))
         for bundle in stored_bundles(store, family.id):
             named.add(bundle.id)
             if problem := problem_of(store, bundle.id):
                 found.append(Finding(f"the bundle {bundle.id} of {family.id} is {problem}", "it is built again"))
                 if repair:
                     store.lose_bundle(bundle)
+                    store.note("lose bundle", bundle.id, family.id, problem)
     with reachable():
         for digest in set(store.blobs.digests()) - named:
             if store.blobs.age(digest) > RECENT:
                 found.append(Finding(f"the blob {digest} belongs to nothing", "it is deleted"))
                 if repair:
                     store.blobs.delete(digest)
+                    store.note("delete blob", digest, why="it belonged to nothing")
     return found
 
 

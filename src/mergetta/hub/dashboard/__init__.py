@@ -91,7 +91,7 @@ async def logout(request: Request) -> Response:
     hub, secret = hub_of(request), request.cookies.get(COOKIE)
     if secret:
         await run_in_threadpool(hub.store.close_session, secret)
-        hub.gate.forget(secret)
+        hub.gate.forget_session(secret)
     done = RedirectResponse("./", 303)
     done.delete_cookie(COOKIE, **cookie_flags(request))
     return done
