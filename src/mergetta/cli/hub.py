@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from mergetta.hub.demo import Picture
@@ -188,10 +188,12 @@ def create(
     """
     expires = None if days is None else time.time() + 86400 * days
     store = opened(folder, database, blobs)
-    secret, _ = store.create_token(
+    secret, made = store.create_token(
         name, role, rate, max_upload, expires, family, device, approved=approved, registers=register
     )
     typer.echo(secret)
+    waits = "" if made.approved or role != "contribute" else f"; its uploads wait for `hub token approve {made.id}`"
+    typer.echo(f"id {made.id}{waits}", err=True)
 
 
 @token_app.command("approve")
@@ -224,9 +226,9 @@ def list_tokens(
     if json:
         typer.echo(json_format.dumps([dataclasses.asdict(token) for token in tokens]))
         return
-    table = Table(
-        "id", "name", "role", "requests/s", "families", "device", "created", "last used", "approved", "ends", "revoked"
-    )
+    table = Table(*(Column(name, no_wrap=True) for name in ("id", "name", "role")),
+        "requests/s", "families", "device", "created", "last used", "approved", "ends", "revoked",
+    )  # fmt: skip
     for token in tokens:
         rate = f"{token.rate:g}" if token.rate else "any"
         scope = (", ".join(token.families or ["all"]), token.device or "any")
