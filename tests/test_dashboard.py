@@ -97,14 +97,14 @@ class Running:
         return self.app.state.hub.store
 
 
-def hub_app(folder: Path) -> tuple[FastAPI, dict[str, str]]:
-    app = create_app(HubSettings.in_folder(folder, build_every=0.2, open=True))
+def hub_app(folder: Path, **options: Any) -> tuple[FastAPI, dict[str, str]]:
+    app = create_app(HubSettings.in_folder(folder, **{"build_every": 0.2, "open": True, **options}))
     store = app.state.hub.store
     return app, {role: store.create_token(f"the {role}", role)[0] for role in ("admin", "contribute", "consume")}
 
 
-def serve(folder: Path) -> Running:
-    app, tokens = hub_app(folder)
+def serve(folder: Path, **options: Any) -> Running:
+    app, tokens = hub_app(folder, **options)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, **{**server_options(), "timeout_graceful_shutdown": 1}))
@@ -546,10 +546,31 @@ def test_trouble_is_not_called_well(page: Any, running: Running) -> None:
 
 @needs_browser
 def test_only_administrators_may_decide(page: Any, running: Running) -> None:
-    enter(page, running, role="consume", section="quarantine")
+    enter(page, running, role="contribute", section="quarantine")
     buttons = page.locator("#queue button")
     assert buttons.count() >= 2 and all(button.is_disabled() for button in buttons.all())
     assert "Only an administrator" in page.inner_text("#only-admins")
+
+
+@needs_browser
+def test_consumers_see_no_uploads(page: Any, running: Running) -> None:
+    enter(page, running, role="consume")
+    page.wait_for_selector("#attention li")
+    shown = [link.get_attribute("data-section") for link in page.locator("nav a:visible").all()]
+    assert shown == ["overview", "bundle", "devices"] and not page.complaints
+
+
+@needs_browser
+def test_uploads_of_new_tokens_are_said_to_wait(page: Any, tmp_path: Path) -> None:
+    hub = serve(tmp_path, open=False)
+    hub.store.put_family(family_file().to_bytes(), FAMILY)
+    token = hub.store.find_token(hub.tokens["contribute"]).id
+    hub.store.add_expert(FAMILY, expert_bytes(family_file(), "fog", 0), token)
+    enter(page, hub, section="experts")
+    page.wait_for_selector(f"#expert-table:has-text('mergetta hub token approve {token}')")
+    page.click("nav a[data-section=overview]")
+    page.wait_for_selector("#tiles:has-text('1 waiting for approval')")
+    hub.stop()
 
 
 @needs_browser

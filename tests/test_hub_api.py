@@ -399,6 +399,8 @@ class TestTrust:
             ("GET", "/v1/families", {"contribute", "consume", "admin"}),
             ("PUT", f"/v1/families/{FAMILY}", {"contribute", "admin"}),
             ("POST", EXPERTS, {"contribute", "admin"}),
+            ("GET", EXPERTS, {"contribute", "admin"}),
+            ("GET", f"/v1/experts/{'0' * 64}", {"contribute", "admin"}),
             ("GET", BUNDLE, {"contribute", "consume", "admin"}),
             ("POST", f"/v1/experts/{'0' * 64}/state", {"contribute", "admin"}),
             ("GET", f"/v1/experts/{'0' * 64}/content", {"admin"}),
@@ -448,10 +450,11 @@ class TestTrust:
         assert odd["norm"] is None
         pool.settle()
         for path in (f"/v1/experts/{odd['id']}", f"{EXPERTS}?state=quarantined"):
-            for role in ("consume", "contribute"):
-                found = pool.call("GET", path, role).json()
-                found = found if isinstance(found, dict) else found[0]
-                assert (found["norm"], found["reason"]) == (None, "it is unlike the others")
+            found = pool.call("GET", path, "contribute").json()
+            found = found if isinstance(found, dict) else found[0]
+            assert (found["norm"], found["reason"], found["token"]) == (None, "it is unlike the others", odd["token"])
+        others = pool.upload(honest(30), "admin")["id"]
+        assert odd["token"] and pool.call("GET", f"/v1/experts/{others}", "contribute").json()["token"] == ""
         assert pool.call("GET", f"/v1/families/{FAMILY}/similarity", "contribute").json()["cosines"] == []
         assert pool.call("GET", f"/v1/experts/{odd['id']}").json()["norm"] > 0
 
@@ -760,8 +763,8 @@ class TestOperation:
             patch.setattr(pool.store.database, "read", away)
             time.sleep(1.1)
             assert pool.call("GET", BUNDLE, "consume").status_code == 200
-            assert pool.call("GET", EXPERTS, "consume").status_code == 503
-        assert pool.call("GET", EXPERTS, "consume").status_code == 200
+            assert pool.call("GET", f"{BUNDLE}/summary", "consume").status_code == 503
+        assert pool.call("GET", f"{BUNDLE}/summary", "consume").status_code == 200
 
     def test_another_recipe_or_key_makes_new_bundles(self, pool: Fleet, tmp_path: Path) -> None:
         pool.client.__exit__(None, None, None)

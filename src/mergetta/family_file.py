@@ -18,7 +18,7 @@ FORMAT, VERSION = "mergetta.family", 2
 
 @dataclass(frozen=True, eq=False)
 class FamilyFile:
-    """Part of every expert file, and sent once per family to a hub by whoever contributes its first expert.
+    """Part of every expert file, and sent once per family to a hub by whoever registers it.
 
     >>> FamilyFile.from_bytes(FamilyFile("f", {"bn.weight": np.ones(2)}).to_bytes()).family
     'f'

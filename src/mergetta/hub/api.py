@@ -114,11 +114,14 @@ def expert_shapes(hub: Hub, token: TokenRecord, experts: Sequence[ExpertRecord])
     if token.role == ADMIN:
         names = hub.store.token_names({each.token for each in experts})
         return [ExpertShape(**vars(each), uploader=names.get(each.token, "")) for each in experts]
-    return [ExpertShape(**{**vars(each), "norm": None, "reason": told_reason(each)}, uploader="") for each in experts]
+    return [ExpertShape(**{**vars(each), **hidden(each, token)}, uploader="") for each in experts]
 
 
-def told_reason(expert: ExpertRecord) -> str:
-    return "it is unlike the others" if expert.state == QUARANTINED and not expert.decided else expert.reason
+def hidden(expert: ExpertRecord, token: TokenRecord) -> dict[str, Any]:
+    """What contributors are told instead."""
+    odd = expert.state == QUARANTINED and not expert.decided
+    reason = "it is unlike the others" if odd else expert.reason
+    return {"norm": None, "reason": reason, "token": expert.token if expert.token == token.id else ""}
 
 
 def expert_shape(hub: Hub, token: TokenRecord, expert: ExpertRecord) -> ExpertShape:
@@ -195,7 +198,7 @@ async def post_expert(
 def list_experts(
     family: FamilyName,
     hub: TheHub,
-    token: Anyone,
+    token: Contributor,
     state: Literal["pending", "active", "quarantined", "retired"] | None = None,
     uploader: Annotated[str | None, Query(pattern=r"^[0-9a-f]{1,32}$")] = None,
     before: Annotated[float | None, Query(ge=0, lt=1e11)] = None,
@@ -209,7 +212,7 @@ def list_experts(
 
 
 @router.get("/experts/{expert}", tags=["experts"], responses=MISSING)
-def get_expert(expert: ExpertId, hub: TheHub, token: Anyone) -> ExpertShape:
+def get_expert(expert: ExpertId, hub: TheHub, token: Contributor) -> ExpertShape:
     found = hub.store.expert(expert)
     check_scope(token, found.family)
     return expert_shape(hub, token, found)

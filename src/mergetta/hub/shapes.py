@@ -72,7 +72,8 @@ class ExpertShape(BaseModel):
     reason: str
     decided: bool
     token: str
-    """Who uploaded it: the id of a token, as `mergetta hub token list` shows it."""
+    """Who uploaded it: the id of a token, as `mergetta hub token list` shows it; empty for others' unless to
+    administrators."""
     uploader: str
     """The name of that token; empty for all but administrators."""
     created: float

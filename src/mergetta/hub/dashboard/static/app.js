@@ -10,7 +10,10 @@ import * as overview from "./overview.js";
 import { byId, duration, el, fill, refreshTimes, setText } from "./page.js";
 import * as quarantine from "./quarantine.js";
 
-const SECTIONS = { overview, experts, bundle, devices, quarantine, ...(document.body.dataset.role === "admin" && { log }) };
+const { role } = document.body.dataset;
+const SECTIONS = {
+  overview, bundle, devices, ...(role !== "consume" && { experts, quarantine }), ...(role === "admin" && { log }),
+};
 const EVERY = interval(new URLSearchParams(location.search).get("refresh"));
 let turn = 0;
 let timer = 0;
@@ -45,7 +48,7 @@ async function show(mine) {
   byId("welcome").hidden = Boolean(family);
   drawFrame(families, family, section);
   if (!family) return;
-  const linkTo = (to, id = family.id) => addressOf(to, id);
+  const linkTo = (to, id = family.id) => (Object.hasOwn(SECTIONS, to) ? addressOf(to, id) : null);
   SECTIONS[section].draw(data, { family, families, linkTo, say, refresh });
   refreshTimes();
 }
@@ -54,6 +57,7 @@ function drawFrame(families, family, section) {
   for (const name of Object.keys(SECTIONS)) byId(name).hidden = !family || name !== section;
   for (const link of document.querySelectorAll("nav a")) {
     const name = link.dataset.section;
+    link.hidden = !Object.hasOwn(SECTIONS, name);
     link.href = addressOf(name, family?.id ?? "");
     if (name !== section) link.removeAttribute("aria-current");
     else if (!link.ariaCurrent) {

@@ -4,7 +4,7 @@ import { axis, brief, colours, draw as drawChart, narrow, plain } from "./charts
 import { Selection } from "./decisions.js";
 import { get, getExperts } from "./hub.js";
 import {
-  byId, cell, count, el, fillTable, named, number, numberCell, setText, showFilled, tag, time,
+  byId, cell, count, el, fillTable, named, number, numberCell, setText, showFilled, tag, time, uploaderOf,
 } from "./page.js";
 
 const SHOWN = 200;
@@ -35,14 +35,16 @@ export function draw({ experts, similarity }, context) {
 function drawTable(experts, family) {
   const state = byId("expert-state").value;
   const rows = experts.filter((expert) => !state || expert.state === state).reverse();
-  fillTable("expert-table", rows, (expert) => expert.id, expertCells);
+  fillTable("expert-table", rows, (expert) => expert.id, (expert) => expertCells(expert, family));
   const total = Object.values(family.experts).reduce((sum, each) => sum + each, 0);
   const latest = total > experts.length ? `Of the latest ${count(experts.length)} of ${count(total)} experts, ` : "";
   setText(byId("expert-note"), `${latest}${count(rows.length)} shown, newest first.`);
 }
 
-function expertCells(expert) {
-  const reason = expert.reason || (expert.decided ? "decided by a person" : "");
+function expertCells(expert, family) {
+  const waits = expert.state === "pending" && family.up_to_date;
+  const said = expert.decided ? "decided by a person" : waits ? `waits for mergetta hub token approve ${expert.token}` : "";
+  const reason = expert.reason || said;
   const domain = cell(el("label", {}, selection.box(expert), named(expert.domain)), "name");
   domain.title = `SHA-256 ${expert.id}`;
   return [
@@ -51,7 +53,7 @@ function expertCells(expert) {
     cell(expert.method || "–", "short"),
     numberCell(count(expert.samples)),
     numberCell(number(expert.norm)),
-    cell(expert.uploader || expert.token, "short"),
+    cell(uploaderOf(expert), "short"),
     cell(reason, "words"),
     cell(time(expert.created), "short"),
   ];
@@ -60,8 +62,9 @@ function expertCells(expert) {
 // Of the experts shown: who has sent how many, the largest share first.
 function contributors(experts) {
   const found = new Map();
-  for (const { token, uploader, state, created } of experts) {
-    const known = found.get(token) ?? { token, name: uploader || token, active: 0, pending: 0, quarantined: 0, retired: 0 };
+  for (const expert of experts) {
+    const { token, state, created } = expert;
+    const known = found.get(token) ?? { token, name: uploaderOf(expert), active: 0, pending: 0, quarantined: 0, retired: 0 };
     found.set(token, { ...known, [state]: known[state] + 1, last: created });
   }
   const active = experts.filter(({ state }) => state === "active").length;

@@ -33,10 +33,11 @@ function drawTiles(family, bundle, devices) {
   const states = devices.map(stateOf);
   const inState = (state) => states.filter((each) => each === state).length;
   const present = ["adapting", "settled", "silent"].filter(inState).map((state) => `${inState(state)} ${state}`);
+  const waits = family.up_to_date ? "waiting for approval" : "being looked at";
   const merged = active ? "merged into the bundle" : "none yet";
   const entropy = median(devices.map((device) => device.last.entropy).filter((entropy) => entropy !== null));
   tiles("tiles", [
-    ["Active experts", count(active), pending ? `${count(pending)} being looked at` : merged],
+    ["Active experts", count(active), pending ? `${count(pending)} ${waits}` : merged],
     ["In quarantine", count(quarantined), quarantined ? "waiting for a decision" : "nothing to decide"],
     ["Coefficients that move", count(bundle?.dimension ?? null), bundle ? `${bytes(bundle.size)} per device` : "no bundle yet"],
     ["Devices", count(devices.length), present.join(", ") || "none has reported yet"],
@@ -47,10 +48,11 @@ function drawTiles(family, bundle, devices) {
 function attention(family, devices, linkTo) {
   const found = [];
   const note = (word, text, section) => found.push({ word, text, href: linkTo(section) });
-  const { quarantined = 0 } = family.experts;
+  const { pending = 0, quarantined = 0 } = family.experts;
   const silent = devices.filter((device) => stateOf(device) === "silent");
   const older = devices.filter((device) => !silent.includes(device) && bundleOf(device) === "older");
   if (quarantined) note("quarantined", `${many(quarantined, "expert")} to accept or reject`, "quarantine");
+  if (pending && family.up_to_date) note("pending", `${many(pending, "expert")} of new tokens: mergetta hub token approve`, "experts");
   if (!Object.keys(family.experts).length) note("none", "No expert yet: how to upload the first", "experts");
   if (!devices.length) note("none", "No device yet: how to start the first", "devices");
   const waited = family.waiting_since === null ? 0 : Date.now() / 1000 - family.waiting_since;

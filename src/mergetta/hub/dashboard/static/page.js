@@ -78,6 +78,8 @@ export function number(value) {
 }
 export const shortId = (id) => id.slice(0, 12);
 export const named = (domain) => domain || "(no name)";
+// Contributors are told their own tokens only.
+export const uploaderOf = ({ uploader, token }) => uploader || token || "others";
 
 export function bytes(size) {
   const units = ["B", "kB", "MB", "GB"];

@@ -2,7 +2,7 @@
 
 import { act, decisionButton, mayDecide, Selection } from "./decisions.js";
 import { getExperts } from "./hub.js";
-import { byId, bytes, el, fill, many, named, number, shortId, showFilled, time } from "./page.js";
+import { byId, bytes, el, fill, many, named, number, shortId, showFilled, time, uploaderOf } from "./page.js";
 
 const LISTED = 1000; // at most, says the hub
 const selection = new Selection(byId("queue-actions"), ["active", "retired"]);
@@ -27,6 +27,6 @@ function entry(expert, context) {
   return el("li", { className: "panel" },
     el("h3", {}, el("label", {}, selection.box(expert), name)),
     el("p", { className: "why", textContent: `⚠\uFE0E ${expert.reason || "put here by hand"}` }),
-    el("p", { className: "quiet" }, `${facts.join(" · ")} · from ${expert.uploader || expert.token} · arrived `, time(expert.created)),
+    el("p", { className: "quiet" }, `${facts.join(" · ")} · from ${uploaderOf(expert)} · arrived `, time(expert.created)),
     el("div", { className: "buttons" }, button("active"), button("retired")));
 }
