@@ -47,7 +47,7 @@ def entry(number: int, vector: np.ndarray | None = None, token: str = "t", apart
     norm, sketch = sketch_of(groups, BASE)
     layers = moments_apart(groups, BASE)
     return ExpertRecord(
-        f"{token}-{number}", "f", "d", "", None, 1, norm, rms(layers), layers.tobytes(), sketch, PENDING, "", False,
+        f"{token}-{number}", "f", "d", "", None, 1, norm, layers.tobytes(), sketch, PENDING, "", False,
         token, float(number), 0.0, 0,
     )  # fmt: skip
 
