@@ -240,7 +240,7 @@ class TestBackprop:
 
     def test_bad_rates(self, bn_runtime: TorchRuntime) -> None:
         for options in ({"lr": float("nan")}, {"lr": -1.0}, {"momentum": 1.5}):
-            with pytest.raises(MergettaError, match="lr must be zero or positive"):
+            with pytest.raises(MergettaError, match="lr must be finite and not negative"):
                 create_adapter("tent", bn_runtime, **options)
 
     def test_needs_a_torch_runtime(self, numpy_runtime: NumpyRuntime) -> None:

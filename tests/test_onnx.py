@@ -274,7 +274,7 @@ def test_same_trajectory_as_torch(family: Family, onnx_runtime: OnnxRuntime, ima
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("resnet50", 64), ("vit_tiny_patch16_224", 224), ("tf_efficientnet_lite0", 128)]
+    ("name", "size"), [("resnet26", 64), ("vit_tiny_patch16_224", 224), ("mobilenetv3_small_050", 64)]
 )
 def test_public_architectures(name: str, size: int, tmp_path: Path) -> None:
     timm = import_zoo("timm")
