@@ -87,7 +87,6 @@ def serve(
     from mergetta.hub.protocol import server_options
     from mergetta.hub.settings import Recipe
     from mergetta.hub.signing import Signer
-    from mergetta.hub.store import Store
 
     try:
         recipe = Recipe(keep=keep, max_rank=max_rank, tolerance=tolerance, members=members, weight=weight)
@@ -106,11 +105,7 @@ def serve(
         bundle_days=bundle_days, signing_key=str(signing_key) if signing_key else None,
     )  # fmt: skip
     console = Console()
-    store = Store(settings.database, settings.blobs)
-    if not store.tokens():
-        secret, _ = store.create_token("first administrator", "admin")
-        typer.echo(f"administrator's token, shown only now: {secret}")
-    store.close()
+    greet_first_administrator(settings)
     settings.to_environment()
     scheme = "https" if certificate else "http"
     console.print(f"mergetta hub: {scheme}://{host}:{port}  ·  API: /openapi.json", highlight=False)
@@ -124,6 +119,16 @@ def serve(
         ssl_keyfile=certificate_key,
         **server_options(log_level.value),
     )
+
+
+def greet_first_administrator(settings: HubSettings) -> None:
+    from mergetta.hub.store import Store
+
+    store = Store(settings.database, settings.blobs)
+    if not store.tokens():
+        secret, _ = store.create_token("first administrator", "admin")
+        typer.echo(f"administrator's token, shown only now: {secret}")
+    store.close()
 
 
 def check_certificate(certificate: Path, key: Path | None) -> None:

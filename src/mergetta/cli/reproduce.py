@@ -16,6 +16,9 @@ from mergetta.cli.options import Checkpoint
 from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mergetta.bench.reproduce.setting import Setting
     from mergetta.bench.runner import Part
 
 
@@ -65,8 +68,7 @@ def command(
     import json as json_format
     from dataclasses import asdict
 
-    from mergetta.bench.plan import plan_of_parts
-    from mergetta.bench.reproduce import chosen_studies, parts_of, reproduce
+    from mergetta.bench.reproduce import chosen_studies, reproduce
     from mergetta.bench.reproduce.setting import Setting
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
@@ -81,16 +83,7 @@ def command(
     finished: list[dict[str, Any]] = []
     failed: list[str] = []
     if dry_run:
-        together: list[Part] = []
-        for study in studies:
-            with reported(study, studies, failed):
-                parts = list(parts_of(study, setting).values())
-                console.print(plan_of_parts(study, parts, store), highlight=False)
-                together += parts
-        if len(studies) > 1:
-            console.print(plan_of_parts("together", together, store), highlight=False)
-        for sentence in failed:
-            console.print(f"[red]cannot run:[/] {sentence}", highlight=False)
+        show_plan(studies, setting, store, console)
         return
     words = shlex.join(["mergetta", *sys.argv[1:]])
     for study in studies:
@@ -110,6 +103,24 @@ def command(
     if failed:
         console.print("The rest is written and kept; the same command again tries only what failed.")
         raise typer.Exit(1)
+
+
+def show_plan(studies: Sequence[str], setting: Setting, store: Path, console: Console) -> None:
+    """What would be measured."""
+    from mergetta.bench.plan import plan_of_parts
+    from mergetta.bench.reproduce import parts_of
+
+    together: list[Part] = []
+    failed: list[str] = []
+    for study in studies:
+        with reported(study, studies, failed):
+            parts = list(parts_of(study, setting).values())
+            console.print(plan_of_parts(study, parts, store), highlight=False)
+            together += parts
+    if len(studies) > 1:
+        console.print(plan_of_parts("together", together, store), highlight=False)
+    for sentence in failed:
+        console.print(f"[red]cannot run:[/] {sentence}", highlight=False)
 
 
 @contextlib.contextmanager

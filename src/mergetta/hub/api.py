@@ -285,9 +285,7 @@ async def get_current(
     headers = headers_for(
         served.record, pointer.signature, f"public, max-age={CACHED}" if shared else "private, no-cache"
     )
-    if served.record.id in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(pointer.data, headers=headers, media_type="application/json")
+    return unless_known(request, served.record, pointer.data, headers, "application/json")
 
 
 @router.get(
@@ -310,9 +308,16 @@ async def get_bundle(
     if served is None:
         return being_built()
     headers = headers_for(served.record, served.record.signature, "no-cache")
-    if served.record.id in request.headers.get("if-none-match", ""):
+    return unless_known(request, served.record, served.data, headers, "application/octet-stream")
+
+
+def unless_known(
+    request: Request, bundle: BundleRecord, data: bytes, headers: dict[str, str], media_type: str
+) -> Response:
+    """304 for who has the bundle already."""
+    if bundle.id in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(served.data, headers=headers, media_type="application/octet-stream")
+    return Response(data, headers=headers, media_type=media_type)
 
 
 def variant_for(token: TokenRecord | None, exclude: Sequence[str] | None, exclude_own: bool) -> Variant:

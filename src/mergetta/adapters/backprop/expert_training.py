@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -48,9 +48,7 @@ class Training:
         if not find_method(method).backprop:
             raise MergettaError(f"Experts are made by back-propagation, and {method!r} is forward-only.")
         self.runtime = runtime
-        adapter = create_adapter(method, runtime, seed=seed, **options)
-        assert isinstance(adapter, BackpropAdapter)
-        self.adapter = adapter
+        self.adapter = cast(BackpropAdapter, create_adapter(method, runtime, seed=seed, **options))  # as METHODS says
         self.adapter.watching = self.batch_norm = has_batch_norm(runtime.structure)
         told = {name: value for name, value in options.items() if not isinstance(value, Bundle)}
         self.provenance = {"method": method, "seed": seed, "options": told}
