@@ -27,7 +27,7 @@ def test_scale_by_hand(evenly: np.ndarray) -> None:
     adapter = race_merge(Confidence(), [expert(1.2), expert(0.9)], temperature=0.1)
     for _ in range(3):
         adapter.predict(evenly)  # two candidates each
-    assert adapter.search.rungs == 1
+    assert adapter.race.search.rungs == 1
     # the mean of the experts moves by 0.05; shown: once, twice and four times that, the experts, the source model
     caution = 0.04 * np.sqrt([1, 2, 4, 1, 1, 0])  # the more experts
     values = np.array([score(x) for x in (1.05, 1.1, 1.2, 1.2, 0.9, 1.0)]) - caution
@@ -51,7 +51,7 @@ def test_probe_by_hand(evenly: np.ndarray) -> None:
     # the better two are shown other images; scores are means of two rounds, and count √2 times as much
     adapter.predict(evenly)
     assert adapter.settled
-    assert adapter.trials.held is None  # nobody's images are kept longer than needed
+    assert adapter.race.trials.held is None  # nobody's images are kept longer than needed
     odds = np.exp(np.sqrt(2) * (score(2.0) - score(1.25)) / 0.1)
     np.testing.assert_allclose(adapter.weights, [(odds + 0.5) / (1 + odds), 0.5 / (1 + odds), 0], atol=1e-6)
     scale = adapter.weights @ [2.0, 0.5, 1.0]
@@ -63,7 +63,7 @@ def test_without_halving_everything_is_shown_once(evenly: np.ndarray) -> None:
     for _ in range(4):
         adapter.predict(evenly)
     assert adapter.settled
-    assert adapter.trials.count == len(adapter.candidates) == 6
+    assert adapter.race.trials.count == len(adapter.race.candidates) == 6
 
 
 @pytest.mark.parametrize("size", [128, 48, 16, 1])
@@ -72,7 +72,7 @@ def test_candidates_are_compared_in_the_same_way_whatever_the_batch(size: int, e
     for start in range(0, 20 * len(evenly), size):
         adapter.predict(evenly[(start + np.arange(size)) % len(evenly)])
     assert adapter.settled
-    assert adapter.trials.count == 6 + 3 + 2
+    assert adapter.race.trials.count == 6 + 3 + 2
     expected = race_merge(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1)
     for _ in range(20):
         expected.predict(evenly)
@@ -84,11 +84,11 @@ def test_one_class_at_a_time_is_shown_to_nobody(evenly: np.ndarray) -> None:
     for label in range(CLASSES):
         for _ in range(3):
             adapter.predict(np.repeat(evenly[label : label + 1], HELD, axis=0))
-    assert adapter.trials.count == adapter.trials.shown == 0
-    assert adapter.trials.held is None
+    assert adapter.race.trials.count == adapter.race.trials.shown == 0
+    assert adapter.race.trials.held is None
     assert not adapter.settled
     adapter.predict(evenly[:HELD])
-    assert adapter.trials.count == 1
+    assert adapter.race.trials.count == 1
 
 
 def test_half_of_the_images_of_one_class_are_mixed_enough(evenly: np.ndarray) -> None:
@@ -97,7 +97,7 @@ def test_half_of_the_images_of_one_class_are_mixed_enough(evenly: np.ndarray) ->
         adapter = race_merge(Confidence(), [expert(2.0)])
         labels = np.append(np.zeros(most, int), 1 + np.arange(HELD - most) % 3)
         adapter.predict(evenly[labels])
-        assert adapter.trials.count == shown
+        assert adapter.race.trials.count == shown
 
 
 def test_without_signatures_of_all_experts_there_is_no_similarity(evenly: np.ndarray) -> None:
@@ -268,8 +268,8 @@ def test_a_jump_starts_anew(size: int, batch_norm: bool, evenly: np.ndarray) -> 
     jumped = adapter.predict(batch + 5)
     assert adapter.visit.shifts == 1
     assert not adapter.settled
-    assert adapter.trials.held is not None
-    assert (adapter.trials.held >= 5).all()
+    assert adapter.race.trials.held is not None
+    assert (adapter.race.trials.held >= 5).all()
     assert adapter.visit.count == size
     np.testing.assert_array_equal(jumped, fresh.predict(batch + 5))  # as on a new device
 
@@ -446,7 +446,7 @@ def test_a_candidate_without_numbers_leaves_no_trace(evenly: np.ndarray) -> None
         with np.errstate(all="ignore"):
             for _ in range(2):
                 adapter.predict(evenly * 10)
-        assert adapter.trials.count == 4
+        assert adapter.race.trials.count == 4
         found.append(adapter.normalise.moments.state())  # type: ignore[union-attr]
     assert_same_state(found[1], found[0])
 
@@ -455,17 +455,17 @@ def test_images_of_another_size_start_the_held_ones_anew(evenly: np.ndarray) -> 
     adapter = race_merge(Confidence(), [expert(2.0)])
     adapter.predict(evenly[:40])
     adapter.predict(np.pad(evenly[:40], ((0, 0), (0, 0), (0, 2), (0, 0))))
-    assert adapter.trials.held is not None
-    assert adapter.trials.held.shape == (40, 1, CLASSES + 2, 2 * CLASSES)
-    assert adapter.trials.labels.sum() == 40
+    assert adapter.race.trials.held is not None
+    assert adapter.race.trials.held.shape == (40, 1, CLASSES + 2, 2 * CLASSES)
+    assert adapter.race.trials.labels.sum() == 40
 
 
 def test_held_images_are_counted_once(evenly: np.ndarray) -> None:
     adapter = race_merge(Confidence(), [expert(2.0)])
     for _ in range(2):
         adapter.predict(evenly[:50])  # 14 of the second batch
-    assert adapter.trials.count == 0 or adapter.trials.labels.sum() in (0, HELD)
-    assert adapter.trials.labels.sum() == HELD
+    assert adapter.race.trials.count == 0 or adapter.race.trials.labels.sum() in (0, HELD)
+    assert adapter.race.trials.labels.sum() == HELD
 
 
 def test_an_expert_called_source_is_a_member_like_any_other(evenly: np.ndarray) -> None:
@@ -566,7 +566,7 @@ class TestSwap:
         share = before["0.5"] / 3
         expected = [before["1.5"] + share, share, before["2.0"] + share, before["source"]]
         np.testing.assert_allclose(adapter.weights, expected)
-        np.testing.assert_allclose(adapter.candidates[0], expected)
+        np.testing.assert_allclose(adapter.race.candidates[0], expected)
         np.testing.assert_allclose(adapter.weights.sum(), sum(before.values()))
 
     def test_members_of_one_name_share_what_it_had(self, evenly: np.ndarray) -> None:
@@ -595,7 +595,7 @@ class TestSwap:
             if name.startswith(("moments.", "domain.", "signature.")) or name in ("shifts", "fallbacks"):
                 np.testing.assert_array_equal(after[name], before[name], err_msg=name)
         assert adapter.status().phase == ADAPTING
-        assert adapter.trials.count == adapter.search.rungs == 0
+        assert adapter.race.trials.count == adapter.race.search.rungs == 0
         assert "trials.held" not in after
         for _ in range(20):
             adapter.predict(evenly[:96])
@@ -609,7 +609,7 @@ class TestSwap:
         for _ in range(3):
             adapter.predict(evenly[:8])
             np.testing.assert_allclose(adapter.weights, carried)
-            np.testing.assert_allclose(adapter.candidates[0], carried)
+            np.testing.assert_allclose(adapter.race.candidates[0], carried)
 
     @pytest.mark.parametrize("batches", [0, 3])
     def test_a_state_after_it_goes_on_exactly(self, batches: int, evenly: np.ndarray) -> None:
@@ -619,7 +619,7 @@ class TestSwap:
         adapter.swap(new)
         again = RaceMerge(Confidence(True), new, temperature=0.5)
         again.load_state_dict(adapter.state_dict())
-        np.testing.assert_allclose(again.search.handicap, adapter.search.handicap)
+        np.testing.assert_allclose(again.race.search.handicap, adapter.race.search.handicap)
         for _ in range(10):
             np.testing.assert_array_equal(adapter.predict(evenly), again.predict(evenly))
         assert_same_state(again.state_dict(), adapter.state_dict())
@@ -732,7 +732,7 @@ class TestOnRealImages:
         images, labels = images_of("gaussian_noise", count)
         source, mixed = source_error(subject.runtime, images, labels), error(subject, images, labels, size)
         in_order = error(subject, *sorted_by_class(images, labels), size)
-        assert subject.trials.count == subject.visit.shifts == 0  # candidates are not shown what is of one class
+        assert subject.race.trials.count == subject.visit.shifts == 0  # candidates are not shown what is of one class
         assert source > 0.7
         assert in_order < source - 0.3
         assert in_order <= mixed + 0.12
@@ -747,7 +747,7 @@ class TestOnRealImages:
     )
     def test_candidates_are_shown_mixed_images(self, size: int, count: int, subject: RaceMerge) -> None:
         error(subject, *images_of("gaussian_noise", count), size)
-        assert subject.trials.count > 0
+        assert subject.race.trials.count > 0
 
     @pytest.mark.parametrize("size", [8, 100, 200])
     @pytest.mark.parametrize("order", ["mixed", "sorted"])
@@ -940,7 +940,7 @@ class TestHome:
         adapter = self.at_home(evenly, held=len(evenly))
         for start in range(0, len(evenly), 8):
             adapter.predict(evenly[start : start + 8])
-        assert adapter.home and adapter.trials.held is None and not adapter.trials.begun
+        assert adapter.home and adapter.race.trials.held is None and not adapter.race.trials.begun
 
     def test_another_bundle_at_home_is_no_reason_to_start_with_the_source_model_elsewhere(
         self, evenly: np.ndarray

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mergetta.adapters.base import ADAPTING, SETTLED, Adapter, Status, check_bundle
 from mergetta.adapters.forward_only.cola import by_similarity
 from mergetta.adapters.forward_only.mixture import Mixture
-from mergetta.adapters.forward_only.successive_halving import SuccessiveHalving
+from mergetta.adapters.forward_only.race import Race
 from mergetta.adapters.forward_only.trials import Trials
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle, Members
@@ -154,24 +154,18 @@ class RaceMerge(Adapter):
         self._folded = None
         self.carried: Vector | None = None
         """Weights to start with instead of by similarity: what another bundle amounted to."""
-        self._forget_trials()
-        self._race([self.mean])
+        self.race = self._race([self.mean])
 
-    def _forget_trials(self) -> None:
-        """No image is held, and whoever races next begins anew."""
-        self.trials = Trials(self.settings.held, self.settings.mixed, self.classes)
-
-    def _race(self, candidates: Sequence[Vector] | NDArray[Any]) -> None:
-        self.candidates = np.vstack(list(candidates))
-        """Weights to try, in this order."""
-        handicap = self.settings.caution * np.sqrt(self.candidates[:, :-1].sum(axis=1))
-        rungs = None if self.settings.halving else 1
-        self.search = SuccessiveHalving(handicap, self.settings.temperature, rungs)
+    def _race(self, candidates: Sequence[Vector] | NDArray[Any], trials: Trials | None = None) -> Race:
+        """A new one, on images of its own unless some are held already."""
+        chosen = self.settings
+        trials = trials or Trials(chosen.held, chosen.mixed, self.classes)
+        return Race(trials, candidates, chosen.caution, chosen.temperature, None if chosen.halving else 1)
 
     @property
     def weights(self) -> Vector:
         """Of each member, and of the source model at the end."""
-        return np.eye(self.size)[-1] if self.home else np.asarray(self.search.weights @ self.candidates)
+        return np.eye(self.size)[-1] if self.home else self.race.weights
 
     @property
     def home(self) -> bool:
@@ -182,13 +176,13 @@ class RaceMerge(Adapter):
     @property
     def settled(self) -> bool:
         """Whether there is nothing left to try."""
-        return not self.settings.probe or self.search.over or self.home
+        return not self.settings.probe or self.race.over or self.home
 
     def status(self) -> Status:
         assert self.bundle.members is not None
         return Status(
             phase=SETTLED if self.settled else ADAPTING,
-            steps=self.trials.count,
+            steps=self.race.trials.count,
             shifts=self.visit.shifts,
             fallbacks=self.fallbacks,
             normalises="what the source model was trained with" if self.home else self.normalise.describe(),
@@ -207,8 +201,7 @@ class RaceMerge(Adapter):
             output = self.runtime(images, given=1.0)
             p = probabilities(output)
         if adapt and not self.settled and np.isfinite(p).all():
-            self.trials.hold(to_numpy(images), p)
-            self.trials.show(len(images), self.search, self._try)
+            self.race.run(to_numpy(images), p, lambda part, weights: probabilities(self.mixture(part, weights)))
         return output.logits
 
     @property
@@ -228,9 +221,6 @@ class RaceMerge(Adapter):
     def look(self, images: Array) -> Array:
         return self.predict(images, adapt=False)
 
-    def _try(self, images: NDArray[Any], candidate: int) -> NDArray[Any]:
-        return probabilities(self.mixture(images, self.candidates[candidate]))
-
     def _is_new(self, signature: NDArray[Any], p: NDArray[Any]) -> bool:
         """Whether a batch is the first one of a domain: then nothing is known, and it is predicted once more."""
         if self.signatures is not None and self.signatures.shape[2] != signature.shape[1]:
@@ -243,20 +233,18 @@ class RaceMerge(Adapter):
             self._folded = None
         if not self.resting:
             self.visit.learn(signature, len(p))
-        if self.home:
-            self._forget_trials()
-        if not self.trials.begun:
-            self._order()
+        if self.home or not self.race.begun:
+            self.race = self._race(self._order(), None if self.home else self.race.trials)
         return begins
 
-    def _order(self) -> None:
+    def _order(self) -> list[Any]:
         """The first mixture, and who is tried in which order, by similarity."""
         first = order = self.mean
         if self.signatures is not None and self.visit.count:
             order = by_similarity(self.signatures, self.visit.signature)
             first = self.settings.mean * self.mean + (1 - self.settings.mean) * order
         first = first if self.carried is None else self.carried
-        self._race([first, *self.multiples, np.eye(self.size)[np.argsort(-order, kind="stable")]])
+        return [first, *self.multiples, np.eye(self.size)[np.argsort(-order, kind="stable")]]
 
     def swap(self, bundle: Bundle) -> bool:
         """Go on with another bundle of the family: weights by member and the stream's moments are carried over, and the
@@ -270,44 +258,30 @@ class RaceMerge(Adapter):
         assert bundle.members is not None
         if moments is not None and self.normalise.moments is not None:
             self.normalise.moments.restore(moments.state())
-        self._forget_trials()
         self.carried = carried(before, bundle.members.names) if self.visit.count and not self.home else None
-        self._order()
+        self.race = self._race(self._order())
         return True
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "fallbacks": self.fallbacks,
-            "candidates": self.candidates.copy(),
             **({} if self.carried is None else {"carried": self.carried.copy()}),
-            **self.trials.state("trials."),
-            **self.search.state("search."),
+            **self.race.state(),
             **self.visit.state(),
             **({} if self.normalise.moments is None else self.normalise.moments.state()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        fields = {"fallbacks": Field(low=0, whole=True), "candidates": Field((None, self.size), low=0)}
+        fields = {"fallbacks": Field(low=0, whole=True)}
         if "carried" in state:
             fields["carried"] = Field((self.size,), low=0)
         found = checked(state, fields)
-        if not len(found["candidates"]):
-            raise MergettaError(f"This state does not fit race-merge with {self.size - 1} members.")
-        trials = self.trials.restored(state, "trials.")
-        before = self.candidates, self.search
-        try:
-            self._race(found["candidates"])
-            self.search.restore(state, "search.")
-            channels = None if self.signatures is None else self.signatures.shape[2]
-            visit = self.visit.restored(state, self.classes, channels)
-            if self.normalise.moments is not None:
-                self.normalise.moments.restore(state)
-        except MergettaError:
-            self.candidates, self.search = before
-            raise
-        self.trials, self.visit, self.fallbacks = trials, visit, int(found["fallbacks"])
-        self.carried = found.get("carried")
-        self._folded = None
+        channels = None if self.signatures is None else self.signatures.shape[2]
+        race, visit = self.race.restored(state), self.visit.restored(state, self.classes, channels)
+        if self.normalise.moments is not None:
+            self.normalise.moments.restore(state)
+        self.race, self.visit, self.fallbacks = race, visit, int(found["fallbacks"])
+        self.carried, self._folded = found.get("carried"), None
 
 
 def signatures_of(members: Members | None, runtime: Runtime) -> NDArray[Any] | None:
