@@ -130,13 +130,13 @@ class Peers:
     def memory(self, names: list[str]) -> dict[str, tuple[float, bool]]:
         """Peak relative to plain inference, and whether the method runs on int8."""
         with tempfile.TemporaryDirectory() as place:
-            folder, model = Path(place), self.suite.family
-            cost.export_all(model, folder, self.suite.batch_size)
+            folder, model = Path(place), cost.Model(self.suite.family)
+            cost.export_all(model.load(), folder, self.suite.batch_size)
             np.save(folder / "images.npy", next(target_of(self.suite, DOMAIN).stream(0, self.suite.batch_size))[0])
-            plain = cost.peak_memory("torch", "inference", model, folder, 1).peak
+            plain = cost.peak_memory("torch", "inference", model, folder, 1)
             adapters = {name: self.suite.methods[name].adapter for name in names}
             peaks = {
-                adapter: (cost.peak_memory("torch", variant, model, folder, 1).peak / plain, on_int8(adapter, folder))
+                adapter: (cost.peak_memory("torch", variant, model, folder, 1) / plain, on_int8(adapter, folder))
                 for adapter, variant in {adapters[name]: self.variant(name) for name in names}.items()
             }
         return {name: peaks[adapter] for name, adapter in adapters.items()}

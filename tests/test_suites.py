@@ -9,6 +9,7 @@ import pytest
 
 from mergetta import MergettaError
 from mergetta.bench.plan import plan_of
+from mergetta.bench.runner import Part
 from mergetta.bench.suite import MethodSettings, list_suites, load_suite, merged
 
 from .test_cli import mergetta
@@ -65,7 +66,7 @@ def test_merged() -> None:
 
 def test_a_plan(tmp_path: Path) -> None:
     suite = load_suite("fashion-bn").restricted(["bn-stats", "merge"], samples=40)
-    plan = plan_of(suite, "roid", ["fog"], [0, 1], tmp_path)
+    plan = plan_of(Part(suite, "roid", ["fog"], [0, 1]), tmp_path)
     text = "\n".join(plan.lines())
     assert not plan.missing
     assert "4 of 4 results, 28 experts" in text

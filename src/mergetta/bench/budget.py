@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mergetta.adapters.backprop.hybrid import layers_of
-from mergetta.bench.cost import of_process, peak_memory
+from mergetta.bench.cost import Model, of_process, peak_memory
 from mergetta.errors import MergettaError
 from mergetta.models.family import Family
 from mergetta.runtimes.torch_runtime import TorchRuntime
@@ -32,8 +32,8 @@ def layers_within(family: Family, budget: float, images: np.ndarray, report: Cal
         np.save(folder / "images.npy", images)
 
         def trial(variant: str) -> float:
-            place, threads = str(folder / "family.safetensors"), torch.get_num_threads()
-            return max(peak_memory("torch", variant, place, folder, threads).peak for _ in range(TIMES))
+            model, threads = Model(str(folder / "family.safetensors")), torch.get_num_threads()
+            return max(peak_memory("torch", variant, model, folder, threads) for _ in range(TIMES))
 
         beside = max(0.0, of_process("VmRSS") - trial("imports"))
 

@@ -30,7 +30,8 @@ class Plan:
         return [self.title, *self.facts, *(f"missing: {sentence}" for sentence in self.missing)]
 
 
-def plan_of(suite: Suite, expert: str, domains: Sequence[str], seeds: Sequence[int], cache: Path) -> Plan:
+def plan_of(part: Part, cache: Path) -> Plan:
+    suite, expert, domains, seeds = part.suite, part.expert, part.domains, part.seeds
     apart = f" from {suite.expert_samples:,} other images" if suite.expert_samples else ""
     plan = Plan(
         f"{suite.name}: {', '.join(suite.methods)} on {len(domains)} domains × {len(seeds)} seeds × {suite.samples:,} "
@@ -43,7 +44,6 @@ def plan_of(suite: Suite, expert: str, domains: Sequence[str], seeds: Sequence[i
             plan.missing.append(str(error))
     if plan.missing:
         return plan
-    part = Part(suite, expert, domains, seeds)
     todo = missing_of([part], cache)
     total = len(domains) * len(seeds) * len(suite.methods)
     plan.facts += [

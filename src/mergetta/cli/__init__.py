@@ -16,6 +16,7 @@ from mergetta.cli import (
     build,
     calibrate,
     corrupt,
+    cost,
     demo,
     evaluate,
     export,
@@ -34,7 +35,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, bench, reproduce, report, adapt, upload, build, export, calibrate, run, evaluate, corrupt, inspect):
+VERBS = (demo, bench, reproduce, report, adapt, upload, build, export, calibrate, run, evaluate, cost, corrupt, inspect)
+for verb in VERBS:
     app.command(verb.__name__.rpartition(".")[2])(verb.command)
 app.add_typer(hub.app, name="hub")
 

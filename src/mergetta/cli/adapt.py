@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,9 @@ from rich.progress import track
 from mergetta.cli.options import Checkpoint, Family
 from mergetta.cli.run import Authorities, Token
 from mergetta.cli.upload import introduce, share
+from mergetta.data.streams import as_input
 from mergetta.errors import MergettaError
+from mergetta.seeds import generator
 
 if TYPE_CHECKING:
     from mergetta.expert import Expert
@@ -61,11 +64,9 @@ def command(
     Example: `mergetta adapt fashion:fog@5 --out fog.safetensors`
     """
     from mergetta.adapters.backprop.expert_training import train_expert
-    from mergetta.data.streams import as_input
     from mergetta.device.hub_client import HubClient
     from mergetta.models.family import load_family
     from mergetta.runtimes.torch_runtime import TorchRuntime
-    from mergetta.seeds import generator
 
     source = load_family(family, checkpoint)
     runtime = TorchRuntime(source)
@@ -73,26 +74,47 @@ def command(
     client = None if hub is None else HubClient(hub, token, ca=ca)
     if client is not None:
         introduce(client, model)
-    pixels = read(images, source)
-    order = generator(seed, 0, "adapt").permutation(len(pixels))
-    held, order = np.split(order, [min(MOST_HELD, len(order) // 10)])
+    shuffled = ShuffledImages(read(images, source), seed)
     options: dict[str, Any] = {"optimizer": optimizer, "lr": lr}
     if method == "hybrid":
-        options |= hybrid_options(bundle, memory_budget, layers, source, as_input(pixels[order[:batch_size]]))
+        options |= hybrid_options(bundle, memory_budget, layers, source, next(shuffled.batches(batch_size)))
     elif any(given is not None for given in (bundle, memory_budget, layers)):
         raise MergettaError("--bundle, --memory-budget and --layers are for --method hybrid.")
-    name = domain or Path(images.rpartition(":")[2].removesuffix(".npz")).name
-    shuffled = [generator(seed, epoch, "epoch").permutation(order) if epoch else order for epoch in range(epochs)]
-    chosen = [every[start : start + batch_size] for every in shuffled for start in range(0, len(order), batch_size)]
-    batches = (as_input(pixels[c]) for c in track(chosen, description=f"adapting by {method}", transient=True))
-    expert = train_expert(runtime, batches, method, name, seed, **options)
+    count, stream = len(shuffled.order), shuffled.batches(batch_size, epochs)
+    batches = track(stream, f"adapting by {method}", epochs * -(-count // batch_size), transient=True)
+    expert = train_expert(runtime, batches, method, domain or name_of(images), seed, **options)
     expert = dataclasses.replace(expert, source=model, provenance={**expert.provenance, "epochs": epochs})
     expert.save(out)
     console = Console(highlight=False, markup=False)
-    console.print(f"{out}: expert {name!r} of {runtime.family}, {len(order)} images, {out.stat().st_size:,} bytes")
-    console.print(word_on(runtime, expert, [as_input(pixels[part]) for part in np.array_split(held, 4)]))
+    console.print(f"{out}: expert {expert.domain!r} of {runtime.family}, {count} images, {out.stat().st_size:,} bytes")
+    console.print(word_on(runtime, expert, shuffled.held))
     if client is not None:
         share(client, expert)
+
+
+def name_of(images: str) -> str:
+    """What a domain is called after its images."""
+    return Path(images.rpartition(":")[2].removesuffix(".npz")).name
+
+
+class ShuffledImages:
+    """Images in random order, some of which are held back."""
+
+    def __init__(self, pixels: np.ndarray, seed: int) -> None:
+        self.pixels, self.seed = pixels, seed
+        order = generator(seed, 0, "adapt").permutation(len(pixels))
+        held, self.order = np.split(order, [min(MOST_HELD, len(order) // 10)])
+        self.held = [self._input(part) for part in np.array_split(held, 4)]
+
+    def _input(self, chosen: np.ndarray) -> np.ndarray:
+        return as_input(self.pixels[chosen])
+
+    def batches(self, size: int, epochs: int = 1) -> Iterator[np.ndarray]:
+        """Those that are not held back, in another order in every epoch."""
+        for epoch in range(epochs):
+            order = generator(self.seed, epoch, "epoch").permutation(self.order) if epoch else self.order
+            for start in range(0, len(order), size):
+                yield self._input(order[start : start + size])
 
 
 def described(source: families.Family, runtime: TorchRuntime) -> FamilyFile:

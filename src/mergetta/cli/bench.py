@@ -12,10 +12,25 @@ from mergetta.cli.options import NAMES, Checkpoint
 from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
 
 if TYPE_CHECKING:
+    from mergetta.bench.executors import Executor
+    from mergetta.bench.runner import Part
     from mergetta.bench.suite import Suite
 
 QUICK_SAMPLES = 1000
 
+SuiteName = Annotated[
+    str,
+    typer.Argument(
+        help="`fashion-bn`, `fashion-vit`, `cifar10-c`, `cifar100-c`, `imagenet-c`, "
+        "`fashion-styles`, `cifar10-styles`, `imagenet-styles`, or a YAML file."
+    ),
+]
+Styles = Annotated[int | None, typer.Option(help="How many style domains (styles suites only; default 10).")]
+RuntimeName = Annotated[
+    str | None,
+    typer.Option(help="`onnx` or `int8`: forward-only methods on the model that a device runs (default: PyTorch)."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, its cost and what is missing; run nothing.")]
 Experts = Annotated[str, typer.Option(help="How the experts are made: `roid` or `deyo`.")]
 Methods = Annotated[
     str | None, typer.Option(help="Only these methods, separated by commas; all: the suite's peers too.")
@@ -64,17 +79,11 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one p
 
 
 def command(
-    suite: Annotated[
-        str,
-        typer.Argument(
-            help="`fashion-bn`, `fashion-vit`, `cifar10-c`, `cifar100-c`, `imagenet-c`, "
-            "`fashion-styles`, `cifar10-styles`, `imagenet-styles`, a YAML file; or `cost`."
-        ),
-    ],
+    suite: SuiteName,
     family: Family = None,
     checkpoint: Checkpoint = None,
     data: Data = None,
-    styles: Annotated[int | None, typer.Option(help="How many style domains (styles suites only; default 10).")] = None,
+    styles: Styles = None,
     experts: Experts = "roid",
     methods: Methods = None,
     domains: Domains = None,
@@ -86,10 +95,7 @@ def command(
     order: Order = None,
     continual: Continual = False,
     folds: Folds = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option(help="`onnx` or `int8`: forward-only methods on the model that a device runs (default: PyTorch)."),
-    ] = None,
+    runtime: RuntimeName = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"One seed, {QUICK_SAMPLES} images per domain.")] = False,
     json: Json = None,
     html: Html = None,
@@ -97,14 +103,11 @@ def command(
     jobs: Jobs = None,
     executor: ExecutorName = "local",
     address: Address = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan, its cost and what is missing; run nothing.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Compare methods on a suite: every target domain, the target's own expert left out, one pass, online error.
 
     Experts and results are cached by content: an interrupted run resumes, a second one is instant.
-    `mergetta bench cost` measures time, forward passes and memory of every variant, as ratios to plain inference.
 
     Example: `mergetta bench cifar10-c --family wrn-28-10 --checkpoint Standard.pt --data CIFAR-10-C --dry-run`
 
@@ -116,80 +119,75 @@ def command(
 
     Example: `mergetta bench cifar10-c --checkpoint Standard.pt --data /shared/CIFAR-10-C --executor ray --address auto`
     """
+    from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
 
-    if suite == "cost":
-        if runtime is not None:
-            raise typer.BadParameter("bench cost measures every runtime: leave --runtime out.")
-        if batch_size or order or continual or folds:
-            raise typer.BadParameter(
-                "bench cost has no streams: leave --batch-size, --order, --continual, --folds out."
-            )
-        run_costs(split(methods), quick, json, html, jobs or 1)
-        return
     if quick:
         seeds, samples = 1, min(samples or QUICK_SAMPLES, QUICK_SAMPLES)
-    chosen = load_suite(suite, family, checkpoint, data, styles).with_streams(batch_size, order, continual, folds)
-    if expert_samples is not None:
-        chosen = chosen.model_copy(update={"expert_samples": expert_samples})
-    if runtime is not None:
-        chosen = chosen.on(runtime)
+    whole = load_suite(suite, family, checkpoint, data, styles).with_streams(batch_size, order, continual, folds)
+    whole = whole if runtime is None else whole.on(runtime)
+    part = part_of(whole, experts, methods, domains, seeds, samples, severity, expert_samples)
     if dry_run:
-        show_plan(
-            chosen.restricted(split(methods), split(domains), samples, severity), experts, split(domains), seeds, cache
-        )
-        return
-    run(chosen, experts, methods, domains, seeds, samples, severity, json, html, cache, jobs, executor, address)
+        show_plan(part, cache or default_cache())
+    else:
+        compare(part, cache or default_cache(), executor_of(executor, address, jobs), json, html)
 
 
-def run(
+def part_of(
     whole: Suite,
     experts: str,
     methods: str | None,
     domains: str | None,
     seeds: int,
     samples: int | None,
-    severity: int | None,
-    json: Path | None,
-    html: Path | None,
-    cache: Path | None,
-    jobs: int | None,
-    executor: str = "local",
-    address: str | None = None,
-) -> None:
+    severity: int | None = None,
+    expert_samples: int | None = None,
+) -> Part:
+    """What is asked for, of a suite."""
+    from mergetta.bench.runner import Part
+
+    suite = whole.restricted(split(methods), split(domains), samples, severity)
+    if expert_samples is not None:
+        suite = suite.model_copy(update={"expert_samples": expert_samples})
+    return Part(suite, experts, split(domains) or list(suite.domains), list(range(seeds)))
+
+
+def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html: Path | None) -> None:
+    """Measure what the cache lacks, and show it."""
     from mergetta.bench.report import write_report
-    from mergetta.bench.runner import Part, run_sweep
-    from mergetta.bench.store import default_cache
+    from mergetta.bench.runner import run_sweep
     from mergetta.bench.tables import SPREAD, error_table, rich_table, settings_of, write_json
 
     console = wide_console()
-    suite = whole.restricted(split(methods), split(domains), samples, severity)
-    targets = split(domains) or list(suite.domains)
-    seed_list = list(range(seeds))
-    with executor_of(executor, address, jobs) as workers, bars(console) as show:
-        part = Part(suite, experts, targets, seed_list)
-        outcome = run_sweep([part], cache or default_cache(), workers, show)
+    with executor as workers, bars(console) as show:
+        outcome = run_sweep([part], cache, workers, show)
     (records,) = outcome.records
     if outcome.failures:
         show_failures(outcome.failures)
         raise typer.Exit(1)
+    suite, seeds, note = part.suite, part.seeds, caption(part, records[0]["data"])
+    console.print(rich_table(error_table(records), note))
+    if len(seeds) > 1:
+        console.print(SPREAD, style="dim")
+    if json:
+        write_json(json, suite, part.expert, seeds, records)
+        console.print(f"results: {json}")
+    if html:
+        write_report(html, f"mergetta · {suite.name}", note, records, settings_of(suite, part.expert, seeds))
+        console.print(f"page with figures: {html}")
+
+
+def caption(part: Part, data: str) -> str:
+    """What a table was measured with."""
+    suite, seeds = part.suite, len(part.seeds)
     apart = f" and {suite.expert_samples} others for its expert" if suite.expert_samples else ""
     devices = " and ".join(sorted({method.runtime for method in suite.methods.values() if method.runtime}))
     on = f", forward-only methods on {devices} models" if devices else ""
-    note = (
-        f"{suite.name}: {suite.family}{on}, {records[0]['data']}, {len(targets)} domains at severity {suite.severity}, "
-        f"{suite.samples} images each{apart}, {suite.streams}, experts by {experts}, "
+    return (
+        f"{suite.name}: {suite.family}{on}, {data}, {len(part.domains)} domains at severity {suite.severity}, "
+        f"{suite.samples} images each{apart}, {suite.streams}, experts by {part.expert}, "
         f"{seeds} seed{'s' if seeds > 1 else ''}"
     )
-    console.print(rich_table(error_table(records), note))
-    if seeds > 1:
-        console.print(SPREAD, style="dim")
-    if json:
-        write_json(json, suite, experts, seed_list, records)
-        console.print(f"results: {json}")
-    if html:
-        write_report(html, f"mergetta · {suite.name}", note, records, settings_of(suite, experts, seed_list))
-        console.print(f"page with figures: {html}")
 
 
 def show_failures(failures: list[str]) -> None:
@@ -202,49 +200,16 @@ def show_failures(failures: list[str]) -> None:
     )
 
 
-def show_plan(suite: Suite, experts: str, domains: list[str] | None, seeds: int, cache: Path | None) -> None:
+def show_plan(part: Part, cache: Path) -> None:
     """What a run would do."""
     from mergetta.bench.plan import plan_of
-    from mergetta.bench.store import default_cache
 
-    plan = plan_of(suite, experts, domains or list(suite.domains), list(range(seeds)), cache or default_cache())
+    plan = plan_of(part, cache)
     console = wide_console()
     for line in plan.lines():
         console.print(line, highlight=False)
     if plan.missing:
         raise typer.Exit(2)
-
-
-def run_costs(models: list[str] | None, quick: bool, json: Path | None, html: Path | None, threads: int) -> None:
-    """`bench cost`: here --methods names models and --jobs is the number of threads."""
-    import json as json_format
-
-    from rich.table import Table
-
-    from mergetta.bench.cost import COLUMNS, MODELS, cells, cost_page, run_cost
-    from mergetta.errors import MergettaError
-    from mergetta.files import write_atomically
-
-    chosen = models or (["fashion-bn"] if quick else list(MODELS))
-    for model in chosen:
-        if model not in MODELS:
-            raise MergettaError(f"There is no model {model!r} to measure; choose from {', '.join(MODELS)}.")
-    console = wide_console()
-    rows = []
-    with console.status("measuring") as status:
-        for row in run_cost(chosen, quick, threads, lambda text: status.update(text)):
-            rows.append(row)
-            if json:
-                write_atomically(json, json_format.dumps(rows, indent=1).encode())
-    table = Table(*COLUMNS)
-    for row in rows:
-        table.add_row(*cells(row))
-    console.print(table)
-    if json:
-        console.print(f"results: {json}")
-    if html:
-        write_atomically(html, cost_page(rows).encode())
-        console.print(f"chart: {html}")
 
 
 def wide_console() -> Console:

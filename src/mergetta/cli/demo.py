@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from mergetta.cli import bench
+from mergetta.cli.sweeps import executor_of
 
 STORY = """[bold]mergetta demo[/]: a small image classifier meets 15 kinds of corruption it was never trained on.
  1. Strong devices adapt to one corruption each by back-propagation and share their norm-layer weights (experts).
@@ -35,8 +36,10 @@ def command(
 
     Example: `mergetta demo --json demo.json`
     """
+    from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
 
     Console().print(STORY, highlight=False)
     samples = min(samples or 400, 400) if quick else samples
-    bench.run(load_suite("fashion-bn"), experts, methods, domains, seeds, samples, None, json, html, cache, jobs)
+    part = bench.part_of(load_suite("fashion-bn"), experts, methods, domains, seeds, samples)
+    bench.compare(part, cache or default_cache(), executor_of("local", None, jobs), json, html)

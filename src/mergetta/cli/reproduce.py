@@ -3,46 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import json as json_format
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergetta.cli.bench import Cache, Data, Family, Jobs, Severity, split, wide_console
+from mergetta.cli.bench import Cache, Data, DryRun, Family, Jobs, Samples, Seeds, Severity, split, wide_console
 from mergetta.cli.options import Checkpoint
 from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mergetta.bench.executors import Executor
     from mergetta.bench.reproduce.setting import Setting
     from mergetta.bench.runner import Part
+    from mergetta.bench.sheets import Study
+
+What = Annotated[
+    str,
+    typer.Argument(
+        help="`corruption-table`, `style-table`, `ablation`, `dimensions`, `memory`, `sensitivity`, "
+        "`quantised`, or `all` of them."
+    ),
+]
+Domains = Annotated[
+    str | None,
+    typer.Option(
+        help="Only these target domains, separated by commas. By default `ablation`, `dimensions` and "
+        "`sensitivity` take one of each kind, the others all; `all`: all everywhere."
+    ),
+]
 
 
 def command(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="`corruption-table`, `style-table`, `ablation`, `dimensions`, `memory`, `sensitivity`, "
-            "`quantised`, or `all` of them."
-        ),
-    ],
+    what: What,
     suite: Annotated[str, typer.Option(help="A suite of `mergetta bench`, or a YAML file.")] = "fashion-bn",
     family: Family = None,
     checkpoint: Checkpoint = None,
     data: Data = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
-    samples: Annotated[int | None, typer.Option(min=1, help="Images per domain (default: the suite's).")] = None,
-    domains: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these target domains, separated by commas. By default `ablation`, `dimensions` and "
-            "`sensitivity` take one of each kind, the others all; `all`: all everywhere."
-        ),
-    ] = None,
+    seeds: Seeds = 3,
+    samples: Samples = None,
+    domains: Domains = None,
     severity: Severity = None,
     out: Annotated[
         Path, typer.Option(file_okay=False, help="Folder for tables (Markdown, CSV) and figures (SVG, PNG).")
@@ -54,7 +61,7 @@ def command(
     jobs: Jobs = None,
     executor: ExecutorName = "local",
     address: Address = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be measured; run nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Measure a table or figure of the paper, write it as Markdown, CSV, SVG and PNG, with the paper's numbers beside.
 
@@ -65,44 +72,54 @@ def command(
 
     Example: `mergetta reproduce ablation --suite cifar10-c --family resnet-20 --checkpoint resnet20.th --data cifar10`
     """
-    import json as json_format
-    from dataclasses import asdict
-
-    from mergetta.bench.reproduce import chosen_studies, reproduce
+    from mergetta.bench.reproduce import chosen_studies
     from mergetta.bench.reproduce.setting import Setting
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
-    from mergetta.files import write_atomically
 
     console = wide_console()
     named = None if domains == "all" else split(domains)
     chosen = load_suite(suite, family, checkpoint, data).restricted(None, named, samples, severity)
     setting = Setting(chosen, tuple(range(seeds)), tuple(named or chosen.domains), asked=domains is not None)
-    store = cache or default_cache()
-    studies = chosen_studies(what)
-    finished: list[dict[str, Any]] = []
-    failed: list[str] = []
+    store, studies = cache or default_cache(), chosen_studies(what)
     if dry_run:
         show_plan(studies, setting, store, console)
         return
-    words = shlex.join(["mergetta", *sys.argv[1:]])
+    failed: list[str] = []
+    finished: list[Study] = []
     for study in studies:
         console.print(f"[bold]{study}[/]")
-        with reported(study, studies, failed):
-            with executor_of(executor, address, jobs) as workers, bars(console) as show:
-                result, failures = reproduce(study, setting, store, workers, words, show)
-            for path in result.write(out):
-                if path.suffix == ".md":
-                    console.print(f"written: {path}", highlight=False)
-            finished.append(asdict(result))
-            failed += failures
-            if json:
-                write_atomically(json, json_format.dumps(finished, indent=1).encode())
+        with reported(study, studies, failed), executor_of(executor, address, jobs) as workers:
+            finished.append(measured(study, setting, store, workers, failed, console))
+            write(finished, out, json, console)
     for sentence in failed:
         console.print(f"[red]failed:[/] {sentence}", highlight=False)
     if failed:
         console.print("The rest is written and kept; the same command again tries only what failed.")
         raise typer.Exit(1)
+
+
+def measured(
+    study: str, setting: Setting, store: Path, workers: Executor, failed: list[str], console: Console
+) -> Study:
+    """One table or figure; what could not be measured of it is added to `failed`."""
+    from mergetta.bench.reproduce import reproduce
+
+    with bars(console) as show:
+        result, failures = reproduce(study, setting, store, workers, shlex.join(["mergetta", *sys.argv[1:]]), show)
+    failed += failures
+    return result
+
+
+def write(finished: Sequence[Study], out: Path, json: Path | None, console: Console) -> None:
+    """The last one to its own files, and all of them to one that a program reads."""
+    from mergetta.files import write_atomically
+
+    for path in finished[-1].write(out):
+        if path.suffix == ".md":
+            console.print(f"written: {path}", highlight=False)
+    if json:
+        write_atomically(json, json_format.dumps([asdict(study) for study in finished], indent=1).encode())
 
 
 def show_plan(studies: Sequence[str], setting: Setting, store: Path, console: Console) -> None:

@@ -84,13 +84,10 @@ def build_bundle(
         tasks, moves = task_matrix(source, [values[name] for values in adapted]), name in moving
         first = start if moves else mixture_shares(start)
         basis[name], coefficients[name] = reduction.apply(tasks, first, shares, moves)
-    settings = {
-        **facts_of(experts),
-        **reduction.recorded(),
-        "initial": np.asarray(initial, dtype=float).tolist(),
-        "members": members if reduce else 0,
-    }
-    kept = members_of(base, experts, basis, members, contributors, shares) if members and reduce else None
+    members = members if reduce else 0
+    settings = {**facts_of(experts), **reduction.recorded(), "initial": np.asarray(initial, dtype=float).tolist()}
+    settings["members"] = members
+    kept = members_of(base, experts, basis, members, contributors, shares) if members else None
     variances = variances_of(base, experts, shares) or feature_variances(mean_spread(experts, shares), kept)
     return Bundle(base, basis, coefficients, tuple(frozen), family, variances, settings, kept)
 

@@ -8,17 +8,19 @@ weights say all that the experts do: adding one is a rank-one update, retiring o
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mergetta.bundle import Bundle
+from mergetta.bundle import Bundle, Members
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import GroupValues, as_mixed, check_groups, learnable, mixture_shares, moment_pairs
 from mergetta.merging.build import as_float32, feature_variances, mixed_values
-from mergetta.merging.low_rank import Matrix, adaptive_rank, signs
+from mergetta.merging.eigenvectors import EPSILON, leading_directions
+from mergetta.merging.low_rank import Matrix
 from mergetta.merging.members import MOST, Clusters
 from mergetta.merging.reduction import MOMENT_TOLERANCE, Reduction
 from mergetta.merging.trim import keep_largest
@@ -27,15 +29,84 @@ from mergetta.streams.domain import Variances
 Experts = Mapping[Any, Expert | GroupValues]
 """By keys, which tell them apart."""
 Weights = Mapping[Any, float]
-EPSILON = float(np.finfo(np.float64).eps)
 ACCURACY = 1e-6
 """How far a merged group and an entry of its basis may be from the exact ones: a tenth of what is promised."""
 CHUNK = 256
 """Experts per matrix product in `add_many`: enough for BLAS-3, and little memory."""
 
 
+@dataclass
+class Scatter:
+    """Of one group, in float64."""
+
+    matrix: Matrix
+    """G = Σ w τ̂ᵀτ̂"""
+    total: Matrix
+    """Σ w τ̂"""
+    dust: float = 0.0
+    """Bound on the rounding error in G, which downdates leave behind."""
+
+    @classmethod
+    def empty(cls, size: int) -> Scatter:
+        return cls(np.zeros((size, size)), np.zeros(size))
+
+    def take(self, tasks: Matrix, weights: Matrix) -> None:
+        """Add weighted task vectors, or with weights below zero take them away."""
+        before = float(self.matrix.trace())
+        if len(tasks) == 1:
+            rows = np.flatnonzero(tasks[0])  # trimming has left 40 % of them
+            self.matrix[rows] += np.outer(weights[0] * tasks[0, rows], tasks[0])
+        else:
+            self.matrix += (tasks * weights[:, None]).T @ tasks
+        self.total += weights @ tasks
+        energy = float(np.abs(weights) @ (tasks**2).sum(axis=1))
+        self.dust += EPSILON * (max(before, float(self.matrix.trace())) + len(tasks) * energy)
+
+    def with_tasks(self, tasks: Matrix, weights: Matrix) -> Scatter:
+        """A copy that has taken these."""
+        other = replace(self, matrix=self.matrix.copy(), total=self.total.copy())
+        other.take(tasks, weights)
+        return other
+
+    @property
+    def drift(self) -> float:
+        """Rounding relative to what there is; infinite if there is nothing else."""
+        trace = float(self.matrix.trace())
+        return self.dust and (self.dust / trace if trace > self.dust else np.inf)
+
+    def variance(self, count: int, scale: float) -> float:
+        """Per entry, between the domains of so many experts, whose weights are scaled, and the source model."""
+        total = scale * self.total
+        apart = scale * float(self.matrix.trace()) / (count + 1) - float(np.vdot(total, total)) / (count + 1) ** 2
+        return max(apart, 0.0) / total.size
+
+    def energy_kept(self, basis: Matrix) -> float:
+        """The share of it that lies in these directions; 1 where there is none."""
+        trace = float(self.matrix.trace())
+        return float(np.vdot(basis @ self.matrix, basis)) / trace if trace > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class MeanSpread:
+    """Of the experts that tell theirs."""
+
+    total: Any = 0.0
+    weight: float = 0.0
+    count: int = 0
+
+    def with_experts(self, experts: Experts, weights: Weights, sign: int = 1) -> MeanSpread:
+        """One that these have come to, or with −1 gone from, or with 0 changed their weight in."""
+        told = {k: e.spread for k, e in experts.items() if isinstance(e, Expert) and e.spread is not None}
+        total = self.total + sum(weights[key] * spread.astype(np.float64) for key, spread in told.items())
+        return MeanSpread(total, self.weight + sum(weights[key] for key in told), self.count + sign * len(told))
+
+    @property
+    def value(self) -> Matrix | None:
+        return np.maximum(self.total / self.weight, 0.0) if self.count else None
+
+
 class Pool:
-    """Per group: the scatter matrix G (float64) and the sum of the trimmed task vectors, both weighted.
+    """A scatter per group, of the trimmed task vectors.
 
     Cost and memory do not depend on the number of experts. Bundles equal those of `build_bundle`, except that a
     direction weaker than about 1e-7 of the strongest one is rounding in G and counts as none. Members are kept beside
@@ -62,10 +133,8 @@ class Pool:
     def _clear(self) -> None:
         self._shares: dict[Hashable, float] = {}
         self._clusters = Clusters(self._groups, self.members) if self.members else None
-        self._spread: tuple[Any, float, int] = 0.0, 0.0, 0  # over the experts that have one: sum, weight, how many
-        self._scatter = {name: np.zeros((origin.size, origin.size)) for name, origin in self._base.items()}
-        self._sum = {name: np.zeros(origin.size) for name, origin in self._base.items()}
-        self._dust = dict.fromkeys(self._base, 0.0)  # bound on the rounding error in G, which downdates leave behind
+        self._spread = MeanSpread()
+        self._scatter = {name: Scatter.empty(origin.size) for name, origin in self._base.items()}
         self._last: dict[str, Matrix] = {}  # the last bundle's directions: where the next search starts
 
     @property
@@ -76,9 +145,9 @@ class Pool:
     @property
     def nbytes(self) -> int:
         """Memory of the pool's arrays."""
-        arrays = (self._base, self._scatter, self._sum, self._last)
-        clusters = self._clusters.nbytes if self._clusters is not None else 0
-        return clusters + sum(array.nbytes for values in arrays for array in values.values())
+        arrays = [*self._base.values(), *self._last.values()]
+        arrays += [array for scatter in self._scatter.values() for array in (scatter.matrix, scatter.total)]
+        return sum(array.nbytes for array in arrays) + (self._clusters.nbytes if self._clusters is not None else 0)
 
     @property
     def drift(self) -> float:
@@ -86,9 +155,7 @@ class Pool:
 
         It grows when much larger experts have come and gone. Above 1e-9, fill a new pool with `add_many`.
         """
-        traces = {name: matrix.trace() for name, matrix in self._scatter.items()}
-        ratios = [dust / traces[name] if traces[name] > dust else np.inf for name, dust in self._dust.items() if dust]
-        return float(max(ratios, default=0.0))
+        return max(scatter.drift for scatter in self._scatter.values())
 
     def add(self, key: Hashable, expert: Expert | GroupValues, contributor: Hashable | None = None) -> None:
         """Add an expert under a key of its own; its member counts who contributed it, by default somebody new."""
@@ -107,7 +174,7 @@ class Pool:
             raise MergettaError(f"The pool has an expert {twice[0]!r} already.")
         shares = {key: (weights or {}).get(key, 1.0) for key in experts}
         self._update(checked, list(shares.values()))
-        self._spread = self._with_spreads(experts, shares)
+        self._spread = self._spread.with_experts(experts, shares)
         self._shares |= shares
         if self._clusters is not None:
             for key, expert in experts.items():
@@ -118,7 +185,7 @@ class Pool:
         self._check_held(experts)
         more = {key: weight - self._shares[key] for key in experts}
         self._update(self._checked(experts), list(more.values()))
-        self._spread = self._with_spreads(experts, more, 0)
+        self._spread = self._spread.with_experts(experts, more, 0)
         for key, expert in experts.items():
             self._shares[key] = weight
             if self._clusters is not None:
@@ -133,7 +200,7 @@ class Pool:
             return
         less = {key: -self._shares[key]}
         self._update(experts, list(less.values()))
-        self._spread = self._with_spreads({key: expert}, less, -1)
+        self._spread = self._spread.with_experts({key: expert}, less, -1)
         del self._shares[key]
         if self._clusters is not None:
             self._clusters.remove(key, expert)
@@ -142,14 +209,6 @@ class Pool:
         for key in keys:
             if key not in self._shares:
                 raise MergettaError(f"The pool has no expert {key!r}.")
-
-    def _with_spreads(self, experts: Experts, weights: Weights, sign: int = 1) -> tuple[Any, float, int]:
-        total, weight, number = self._spread
-        for key, expert in experts.items():
-            if isinstance(expert, Expert) and expert.spread is not None:
-                total = total + weights[key] * expert.spread.astype(np.float64)
-                weight, number = weight + weights[key], number + sign
-        return total, weight, number
 
     def bundle(
         self,
@@ -173,66 +232,47 @@ class Pool:
         count = self.count - len(without)
         if count < 1:
             raise MergettaError("A bundle needs at least one expert.")
-        scale = count / math.fsum(weight for key, weight in self._shares.items() if key not in without)
         reduction = Reduction(self.keep, max_rank, tolerance, tolerance_per_entry, moment_tolerance)
         if not np.isfinite(initial):
             raise MergettaError(f"initial must be one finite number, not {initial}.")
-        less = {key: -self._shares[key] for key in without}
-        total_spread, spread_weight, spreads = self._with_spreads(without, less, -1)
-        left_out = self._checked(without)
-        between: dict[str, float] = {}
+        scale = count / math.fsum(weight for key, weight in self._shares.items() if key not in without)
         basis: dict[str, Matrix] = {}
         coefficients: dict[str, Matrix] = {}
-        for name, origin in self._base.items():
-            matrix, total, dust = self._scatter[name], self._sum[name], self._dust[name]
-            if without:
-                matrix, total = matrix.copy(), total.copy()
-                dust += shift(matrix, total, self._tasks(name, left_out), np.array(list(less.values())))
-            total = scale * total
-            moves = name in self._weights
-            threshold, most = reduction.limits(origin.size, moves)
-            if not moves:  # the source model is one of the domains
-                apart = scale * matrix.trace() / (count + 1) - float(np.vdot(total, total)) / (count + 1) ** 2
-                between[name] = max(apart, 0.0) / origin.size
+        between: dict[str, float] = {}
+        for name, scatter in self._without(without):
+            total, moves = scale * scatter.total, name in self._weights
             each = initial if moves else float(mixture_shares(np.full(count, initial))[0])
-            directions = leading_directions(
-                matrix,
-                dust,
-                most,
-                threshold,
-                start=self._last.get(name, total[None]),
-                angle=ACCURACY / (1 + abs(each) * float(np.linalg.norm(total))),
-            )
-            basis[name], coefficients[name] = directions, each * directions @ total
+            start, angle = self._last.get(name, total[None]), ACCURACY / (1 + abs(each) * float(np.linalg.norm(total)))
+            threshold, most = reduction.limits(total.size, moves)
+            basis[name] = leading_directions(scatter.matrix, scatter.dust, most, threshold, start, angle)
+            coefficients[name] = each * basis[name] @ total
+            between[name] = scatter.variance(count, scale)
         if not without:
             self._last = {name: directions for name, directions in basis.items() if len(directions)}
         members = None
         if self._clusters is not None:
             members = (self._clusters.without(without) if without else self._clusters).members(basis)
-        spread = np.maximum(total_spread / spread_weight, 0.0) if spreads else None
-        pairs, variances = moment_pairs(self._base), None
-        if pairs and spread is not None:
-            variances = Variances(spread, np.array([[between[pair[row]] for pair in pairs] for row in (0, 1)]))
-        elif not pairs:
-            variances = feature_variances(spread, members)
-        facts: dict[str, Any] = {
-            "experts": count,
-            "loss": None,
-            "domains": [],
-            **reduction.recorded(),
-            "initial": float(initial),
-            "members": self.members,
-        }
-        facts |= settings or {}
+        variances = self._variances(between, without, members)
+        facts = {"experts": count, "loss": None, "domains": [], **reduction.recorded(), "initial": float(initial)}
+        facts |= {"members": self.members, **(settings or {})}
         return Bundle(self._groups, basis, coefficients, tuple(frozen), family, variances, facts, members)
+
+    def _without(self, experts: Experts) -> Iterator[tuple[str, Scatter]]:
+        """Every group's scatter, one after the other, with some experts left out of it."""
+        left_out, weights = self._checked(experts), np.array([-self._shares[key] for key in experts])
+        for name, scatter in self._scatter.items():
+            yield name, scatter.with_tasks(self._tasks(name, left_out), weights) if experts else scatter
+
+    def _variances(self, between: Mapping[str, float], without: Experts, members: Members | None) -> Variances | None:
+        less = {key: -self._shares[key] for key in without}
+        spread, pairs = self._spread.with_experts(without, less, -1).value, moment_pairs(self._base)
+        if not pairs or spread is None:
+            return None if pairs else feature_variances(spread, members)
+        return Variances(spread, np.array([[between[pair[row]] for pair in pairs] for row in (0, 1)]))
 
     def energy_kept(self, bundle: Bundle) -> dict[str, float]:
         """Share of each group's energy that a bundle's directions keep: 1 − R of the paper; 1 where there is none."""
-        kept = {}
-        for name, basis in bundle.basis.items():
-            trace = float(self._scatter[name].trace())
-            kept[name] = float(np.vdot(basis @ self._scatter[name], basis)) / trace if trace > 0 else 1.0
-        return kept
+        return {name: self._scatter[name].energy_kept(basis) for name, basis in bundle.basis.items()}
 
     def _checked(self, experts: Experts) -> list[dict[str, Matrix]]:
         """All of them before any is used: a pool cannot forget half an expert, or an infinite value."""
@@ -247,97 +287,5 @@ class Pool:
     def _update(self, experts: Sequence[GroupValues], weights: Sequence[float]) -> None:
         for first in range(0, len(experts), CHUNK):
             chunk, shares = experts[first : first + CHUNK], np.array(weights[first : first + CHUNK])
-            for name, matrix in self._scatter.items():
-                self._dust[name] += shift(matrix, self._sum[name], self._tasks(name, chunk), shares)
-
-
-def shift(matrix: Matrix, total: Matrix, tasks: Matrix, weights: Matrix) -> float:
-    """Add weighted task vectors to G and their sum, or with weights below zero take them away, in place.
-
-    Returns a bound on the rounding error in G.
-    """
-    before = float(matrix.trace())
-    if len(tasks) == 1:
-        rows = np.flatnonzero(tasks[0])  # trimming has left 40 % of them
-        matrix[rows] += np.outer(weights[0] * tasks[0, rows], tasks[0])
-    else:
-        matrix += (tasks * weights[:, None]).T @ tasks
-    total += weights @ tasks
-    energy = float(np.abs(weights) @ (tasks**2).sum(axis=1))
-    return EPSILON * (max(before, float(matrix.trace())) + len(tasks) * energy)
-
-
-def leading_directions(
-    matrix: Matrix, dust: float, max_rank: int | None, threshold: float | None, start: Matrix, angle: float
-) -> Matrix:
-    """(r, D): eigenvectors of G for its largest eigenvalues, as many as RR and ARS keep."""
-    size = len(matrix)
-    trace = float(matrix.trace())
-    if trace <= dust:
-        return np.empty((0, size))
-    wanted = 1 if threshold is not None and threshold >= 1 else max_rank  # the recovery error is always below 1
-    pairs = None
-    if wanted is not None and size > 128 and wanted <= size // 16:
-        pairs = lanczos(matrix, wanted, start, angle)
-    if pairs is None:
-        values, vectors = np.linalg.eigh(matrix)
-        pairs = values[::-1], vectors.T[::-1]
-    energies, directions = pairs
-    energies = energies[energies > max(dust, size * EPSILON * energies[0])]  # the rest is rounding
-    rank = len(energies)
-    if threshold is not None:
-        others = max(trace - float(energies.sum()), 0.0)  # ARS asks only how much is left out
-        rank = min(rank, adaptive_rank(np.append(energies, others), threshold))
-    directions = directions[: rank if max_rank is None else min(rank, max_rank)]
-    return directions * signs(directions)[:, None] if len(directions) else directions
-
-
-def lanczos(matrix: Matrix, wanted: int, start: Matrix, angle: float) -> tuple[Matrix, Matrix] | None:
-    """The `wanted` largest eigenvalues of a symmetric matrix ≥ 0 and their eigenvectors (rows), or None if too slow.
-
-    Lanczos with full reorthogonalisation and Rayleigh–Ritz; one vector at a time, since larger blocks needed more time
-    on every spectrum tried. Converged means: each vector within `angle` (residual / gap to the next eigenvalue), or its
-    residual at the level of rounding where a gap is (nearly) closed. A Krylov space holds one vector of a multiple
-    eigenvalue and none of a direction that `start` happens to be orthogonal to, so the search goes on from a random
-    vector once it has converged or has exhausted its space, and must converge again.
-    """
-    size = len(matrix)
-    rng = np.random.default_rng(0)
-    trace = float(matrix.trace())
-    noise = size * EPSILON
-    space, projected = np.empty((size // 2, size)), np.zeros((size // 2, size // 2))
-    vector = unit(start.sum(axis=0)) + 0.1 * unit(rng.normal(size=size))
-    converged, check = False, 12
-    for n in range(1, len(space) + 1):
-        known = space[:n]
-        known[-1] = unit(vector)
-        vector = known[-1] @ matrix
-        projected[n - 1, :n] = projected[:n, n - 1] = overlap = known @ vector
-        vector = outside(vector - overlap @ known, known)
-        restart = bool(np.linalg.norm(vector) <= noise * projected.diagonal().max())
-        if n >= check:
-            energies, mixing = np.linalg.eigh(projected[:n, :n])
-            energies, directions = energies[: -wanted - 2 : -1], mixing[:, : -wanted - 2 : -1].T @ known
-            residuals = np.linalg.norm(directions @ matrix - energies[:, None] * directions, axis=1)
-            gaps = energies[:-1] - energies[1:] - residuals[1:]
-            close = residuals[:-1] <= np.maximum(angle * gaps, noise * energies[0])
-            again, converged = converged, len(close) == wanted and bool(close.all())
-            everything = trace - float(projected.diagonal().sum()) <= noise * trace
-            if converged and (again or everything):
-                return energies[:-1], directions[:-1]
-            restart |= converged
-            check = n + (8 if converged else max(8, n // 5))
-        if restart:
-            vector = outside(outside(rng.normal(size=size), known), known)
-    return None
-
-
-def outside(vector: Matrix, known: Matrix) -> Matrix:
-    """The part of a vector that is orthogonal to the known ones; done twice, it is so to the last digit."""
-    rest: Matrix = vector - (known @ vector) @ known
-    return rest
-
-
-def unit(vector: Matrix) -> Matrix:
-    norm = np.linalg.norm(vector)
-    return vector / norm if norm else vector
+            for name, scatter in self._scatter.items():
+                scatter.take(self._tasks(name, chunk), shares)

@@ -20,6 +20,7 @@ from mergetta.groups import fingerprint
 from mergetta.models.cifar_resnet import CifarResNet
 from mergetta.models.discovery import find_classifier
 from mergetta.models.efficientnet_lite import EfficientNetLite0
+from mergetta.models.mobilenet_v2 import MobileNetV2
 from mergetta.models.resnet50 import ResNet50
 from mergetta.models.resnext29 import ResNeXt29
 from mergetta.models.small_resnet import SmallResNet
@@ -31,6 +32,7 @@ FORMAT, VERSION = "mergetta.checkpoint", 2
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     "cifar-resnet": CifarResNet,
     "efficientnet-lite0": EfficientNetLite0,
+    "mobilenet-v2": MobileNetV2,
     "resnet-50": ResNet50,
     "resnext-29": ResNeXt29,
     "small-resnet": SmallResNet,
@@ -111,7 +113,7 @@ def load_family(name: str | Path, checkpoint: str | Path | None = None, name_as:
     """A family by name, or by the path of a mergetta checkpoint.
 
     Names: the embedded `fashion-bn`, `fashion-vit`; public ones with the file they are published as (`resnet-20`,
-    `wrn-28-10`, `resnext-29-32x4d`, `resnet-50`, `vit-b-16`, `efficientnet-lite0`, …); `timm:NAME` and `hf:NAME`, with
+    `wrn-28-10`, `resnet-50`, `mobilenet-v2`, `vit-b-16`, `deit-tiny`, …); `timm:NAME` and `hf:NAME`, with
     their published weights unless a checkpoint is given; `module:function`, one's own. `name_as` renames the family.
 
     >>> load_family("resnet-20", "resnet20-12fca82f.th").classes[:2]   # doctest: +SKIP

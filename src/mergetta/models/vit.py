@@ -82,9 +82,22 @@ class VisionTransformer(nn.Module):
         return self.heads(self.encoder(tokens)[:, 0])
 
 
+EARLIER = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
+"""Torchvision's published file still has these names."""
+TIMM = {
+    "patch_embed.proj": "conv_proj", "cls_token": "class_token", "pos_embed": "encoder.pos_embedding",
+    "blocks.": "encoder.layers.encoder_layer_", ".norm1.": ".ln_1.", ".norm2.": ".ln_2.", "norm.": "encoder.ln.",
+    ".attn.qkv.": ".self_attention.in_proj_", ".attn.proj.": ".self_attention.out_proj.",
+    ".mlp.fc1.": ".mlp.0.", ".mlp.fc2.": ".mlp.3.", "head.": "heads.head.",
+}  # fmt: skip
+"""Of timm, and of DeiT."""
+
+
 def respell(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The published file still calls the perceptron's layers linear_1 and linear_2, as torchvision once did."""
-    return {
-        name.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3."): tensor
-        for name, tensor in tensors.items()
-    }
+    """The tensors by torchvision's names of today."""
+    spellings, respelt = TIMM if "cls_token" in tensors else EARLIER, {}
+    for name, tensor in tensors.items():
+        for old, new in spellings.items():
+            name = name.replace(old, new)
+        respelt[name] = tensor
+    return respelt

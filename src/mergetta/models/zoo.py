@@ -21,7 +21,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF, ZERO, ONE = (0.5,) * 3, (0.0,) * 3, (1.0,) * 3
 AKAMASTER = {20: "12fca82f", 32: "d509ac18", 44: "014dd654", 56: "4bfd9763", 110: "1d1ed7c2"}
 NAMES = ("resnet-20", "resnet-32", "resnet-44", "resnet-56", "resnet-110", "wrn-DEPTH-WIDTH", "resnext-29-32x4d",
-         "resnet-50", "vit-b-16", "efficientnet-lite0")  # fmt: skip
+         "resnet-50", "resnet-50-keras", "mobilenet-v2", "efficientnet-lite0", "vit-b-16", "deit-tiny")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,24 @@ FIXED = {
         "resnet-50",
         Preprocessing(IMAGENET_MEAN, IMAGENET_STD, 224),
         "torchvision's state dict, https://download.pytorch.org/models/resnet50-0676ba61.pth",
+    ),
+    "resnet-50-keras": Recipe(
+        "resnet-50",
+        Preprocessing((0.48502, 0.45796, 0.40760), (1 / 255,) * 3, 224),
+        "the weights that Keras ships, in torchvision's layout",
+        {"keras": True},
+    ),
+    "mobilenet-v2": Recipe(
+        "mobilenet-v2",
+        Preprocessing(IMAGENET_MEAN, IMAGENET_STD, 224),
+        "torchvision's state dict, https://download.pytorch.org/models/mobilenet_v2-b0353104.pth",
+    ),
+    "deit-tiny": Recipe(
+        "vit",
+        Preprocessing(IMAGENET_MEAN, IMAGENET_STD, 224),
+        "the state dict deit_tiny_patch16_224 from https://github.com/facebookresearch/deit, or timm's",
+        {"width": 192, "heads": 3},
+        respell=vit.respell,
     ),
     "vit-b-16": Recipe(
         "vit",

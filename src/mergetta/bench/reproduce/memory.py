@@ -10,7 +10,7 @@ import onnxruntime
 import torch
 from matplotlib.axes import Axes
 
-from mergetta.bench.cost import peak_memory, some_images
+from mergetta.bench.cost import Model, peak_memory, some_images
 from mergetta.bench.figures import drawing
 from mergetta.bench.inputs import family_of
 from mergetta.bench.reproduce.setting import Records, Setting
@@ -25,11 +25,11 @@ VARIANTS = {
     ("onnx", "imports"): "imports alone",
     ("onnx", "inference"): "inference",
     ("onnx", "cola"): "CoLA",
-    ("onnx", "adapting-roid"): "zo-merge",
+    ("onnx", "zo-merge"): "zo-merge",
     ("torch", "imports"): "imports alone",
     ("torch", "inference"): "inference",
     ("torch", "cola"): "CoLA",
-    ("torch", "adapting-roid"): "zo-merge",
+    ("torch", "zo-merge"): "zo-merge",
     ("torch", "deyo"): "DeYO (back-propagation)",
     ("torch", "roid"): "ROID (back-propagation)",
 }
@@ -96,7 +96,7 @@ def measure(setting: Setting, store: Store) -> dict[tuple[str, str], list[float]
             (folder / "model.onnx").write_bytes(to_onnx(family).SerializeToString())
             np.save(folder / "images.npy", some_images(family, batch))
             for ((runtime, variant), _), key in missing.items():
-                peak = peak_memory(runtime, variant, str(folder / "family.safetensors"), folder, 1).peak
+                peak = peak_memory(runtime, variant, Model(str(folder / "family.safetensors")), folder, 1)
                 store.put_result(key, {"megabytes": peak})
     found: dict[tuple[str, str], list[float]] = {}
     for (which, _), key in keys.items():
