@@ -1,4 +1,4 @@
-"""The measurements behind docs/device.md, on the ONNX runtime.
+"""The measurements behind docs/guide/device.md, on the ONNX runtime.
 
 python scripts/device_results.py governed [SUITE [BATCH]]   # a stream that changes domain six times; about 5 minutes
 python scripts/device_results.py int8                       # int8 ViT, adapted or not, 15 corruptions; about 10 minutes

@@ -1,4 +1,4 @@
-"""The measurements behind docs/hub.md, on a hub of its own process with SQLite and files in a temporary folder.
+"""The measurements behind docs/guide/hub.md, on a hub of its own process with SQLite and files in a temporary folder.
 
 python scripts/hub_results.py load      # requests per second, latency at half that rate, 200 uploads at once; 1 minute
 python scripts/hub_results.py polls     # conditional polls by 20,000 devices with a token each; half a minute

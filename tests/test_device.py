@@ -451,7 +451,7 @@ class TestDevice:
         for name, documented in (("m.onnx", "model.onnx"), ("b.safetensors", "bundle.safetensors")):
             shutil.copy(deployed / name, tmp_path / documented)
         monkeypatch.chdir(tmp_path)
-        (block,) = blocks(ROOT / "docs" / "device.md", "python")
+        (block,) = blocks(ROOT / "docs" / "guide" / "device.md", "python")
         space: dict[str, Any] = {"camera": load_fashion()[0][:3]}
         exec(block, space)
         assert space["device"].agent.progress.images == 3

@@ -56,7 +56,7 @@ def test_example_method_runs() -> None:
     from mergetta.data.streams import as_input
 
     space: dict = {}
-    exec(blocks(ROOT / "docs" / "adding-a-method.md", "python")[0], space)
+    exec(blocks(ROOT / "docs" / "develop" / "adding-a-method.md", "python")[0], space)
     adapter = space["Halfway"](TorchRuntime(load_family("fashion-bn")))
     assert adapter.predict(as_input(load_fashion()[0][:8])).shape == (8, 10)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
 NAMES = (
-    "`fashion-bn`, `fashion-vit`, `resnet-20`, `resnet-50`, … (docs/suites.md), `timm:NAME`, `hf:NAME` or "
+    "`fashion-bn`, `fashion-vit`, `resnet-20`, `resnet-50`, … (docs/reference/suites.md), `timm:NAME`, `hf:NAME` or "
     "`hf:FOLDER`, `module:function` for one's own, or a mergetta checkpoint FILE."
 )
 Family = Annotated[str, typer.Option(help=f"The model: {NAMES}")]
