@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mergetta.adapters.forward_only.source_features import measure_signature
 from mergetta.data.fashion import CLASSES, FILE
 from mergetta.data.fashion_clean import FILE as CLEAN
 from mergetta.models.family import ARCHITECTURES, EMBEDDED, Family, Preprocessing
 from mergetta.runtimes.torch_runtime import TorchRuntime
-from mergetta.streams.moments import StreamMoments
 
 SETTINGS = {"fashion-bn": ("small-resnet", 5e-3, 15), "fashion-vit": ("small-vit", 2e-3, 25)}
 MEAN, STD = 0.286, 0.353  # of the training images
@@ -88,12 +88,8 @@ def train(name: str, folder: Path, epochs: int | None) -> None:
 
 def save_with_signature(family: Family, images: Tensor) -> None:
     """Write the checkpoint, with the signature of 10,000 training images."""
-    runtime = TorchRuntime(family)
-    seen = [runtime(batch.float() / 255).signature.numpy() for batch in images[:10_000].split(500)]
-    moments = StreamMoments(seen[0].shape[1])
-    for signature in seen:
-        moments.add(signature, 500)
-    known = dataclasses.replace(family, signature=moments.value().astype(np.float32))
+    batches = (batch.float() / 255 for batch in images[:10_000].split(500))
+    known = dataclasses.replace(family, signature=measure_signature(TorchRuntime(family), batches))
     known.save(EMBEDDED / f"{family.name}.safetensors")
 
 
