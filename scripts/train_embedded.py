@@ -11,7 +11,6 @@ The families are trained on the 60,000 training images only; `data` keeps the fi
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gzip
 from pathlib import Path
 
@@ -20,11 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mergetta.adapters.forward_only.source_features import measure_signature
 from mergetta.data.fashion import CLASSES, FILE
 from mergetta.data.fashion_clean import FILE as CLEAN
 from mergetta.models.family import ARCHITECTURES, EMBEDDED, Family, Preprocessing
-from mergetta.runtimes.torch_runtime import TorchRuntime
+from mergetta.runtimes.home import with_home
 
 SETTINGS = {"fashion-bn": ("small-resnet", 5e-3, 15), "fashion-vit": ("small-vit", 2e-3, 25)}
 MEAN, STD = 0.286, 0.353  # of the training images
@@ -89,8 +87,7 @@ def train(name: str, folder: Path, epochs: int | None) -> None:
 def save_with_signature(family: Family, images: Tensor) -> None:
     """Write the checkpoint, with the signature of 10,000 training images."""
     batches = (batch.float() / 255 for batch in images[:10_000].split(500))
-    known = dataclasses.replace(family, signature=measure_signature(TorchRuntime(family), batches))
-    known.save(EMBEDDED / f"{family.name}.safetensors")
+    with_home(family, batches).save(EMBEDDED / f"{family.name}.safetensors")
 
 
 def cut_data(folder: Path) -> None:

@@ -54,7 +54,7 @@ class TestStream:
         assert [item.name for item in items] == ["a.png", "b.jpg", "c.png"]
         assert [item.image is None for item in items] == [False, True, False]
         assert items[0].image.shape == (28, 28, 1)
-        assert items[1].problem.endswith("b.jpg: it is none, or of a kind that Pillow does not know.")
+        assert items[1].problem.endswith("b.jpg: cannot identify image file of 10 bytes.")
 
     def test_what_is_done_is_known_by_name_and_content(self, tmp_path: Path) -> None:
         for name in ("b.png", "c.png"):
@@ -503,7 +503,9 @@ class TestDevice:
         adapter = RaceMerge(OnnxRuntime(deployed / "m.onnx"), Bundle.load(deployed / "b.safetensors"))
         images = as_input(load_fashion()[0][:64])
         for _ in range(2):
-            with pytest.raises(MergettaError, match=r"one image is a batch as images\[None\]"):
+            with pytest.raises(
+                MergettaError, match=r"must have shape \(batch, channels, height, width\), not \(1, 28, 28\)"
+            ):
                 adapter.predict(images[0])
             adapter.predict(images)
 

@@ -284,12 +284,6 @@ class Bundle:
         except MergettaError as error:
             raise MergettaError(f"{source} cannot be used: {error}") from error
 
-    @property
-    def generation(self) -> int:
-        """Which of a hub's bundles it is, as the hub counts them; 0 if it comes from no hub."""
-        found = self.settings.get("generation")
-        return found if isinstance(found, int) else 0
-
     @cached_property
     def digest(self) -> str:
         """What a hub knows it by."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from mergetta.adapters.forward_only.source_features import measure_signature
 from mergetta.bench.suite import Suite
 from mergetta.data.fashion_clean import load_fashion_clean
 from mergetta.data.own_images import OwnImages
 from mergetta.data.sources import Source, open_source
 from mergetta.data.streams import Domain
 from mergetta.models.family import Family, load_family
-from mergetta.runtimes.torch_runtime import TorchRuntime
+from mergetta.runtimes.home import with_home
 
 STATISTICS = 1000
 """Clean images that the source model's features and RMT's prototypes are measured on."""
@@ -47,8 +45,7 @@ def with_signature(place: Place) -> Family:
     clean = clean_images(place, STATISTICS) if family.signature is None else None
     if clean is None:
         return family
-    signature = measure_signature(TorchRuntime(family), (images for images, _ in clean.stream(0, 100)))
-    return dataclasses.replace(family, signature=signature)
+    return with_home(family, (images for images, _ in clean.stream(0, 100)))
 
 
 def family_of(suite: Suite) -> Family:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -76,20 +75,20 @@ def export(
     tell: Callable[[str], None],
 ) -> str:
     """Write the files, and say which."""
-    from mergetta.adapters.forward_only.source_features import measure_signature, measure_source
+    from mergetta.adapters.forward_only.source_features import measure_source
     from mergetta.files import write_atomically
     from mergetta.models.family import load_family
     from mergetta.runtimes.export import set_metadata, to_onnx, to_plain_onnx, write_models
+    from mergetta.runtimes.home import with_home
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
     from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
-    from mergetta.runtimes.torch_runtime import TorchRuntime
 
     source = load_family(family, checkpoint)
     images = clean_images(calibration, len(source.preprocessing.mean), size or source.preprocessing.size)
     few = None if images is None else images[evenly(range(len(images)), FEW)]
     if images is not None and source.signature is None:
         tell(f"measuring {len(images)} clean images")
-        source = dataclasses.replace(source, signature=measure_signature(TorchRuntime(source), batches(images)))
+        source = with_home(source, batches(images))
     tell("tracing the adjustable graph")
     model = to_onnx(source, size)
     if int8 is Int8.dynamic:

@@ -138,15 +138,11 @@ def resized(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 def open_image(file: str | Path | BinaryIO, channels: int, name: str) -> Image:
     """A decoded image, grey or RGB; `name` is what an error calls it."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(file) as image:
             return image.convert("L" if channels == 1 else "RGB")
-    except UnidentifiedImageError as error:
-        raise MergettaError(
-            f"Cannot read the image {name}: it is none, or of a kind that Pillow does not know."
-        ) from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise MergettaError(f"Cannot read the image {name}: {error}.") from error
 

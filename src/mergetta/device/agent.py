@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mergetta.adapters.base import Adapter
 from mergetta.arrays import Array
+from mergetta.bundle import Bundle
 from mergetta.data.streams import as_input
 from mergetta.device.predictions import STANDARD_OUTPUT, Predictions
 from mergetta.device.state import Progress, Saved, load_state, save_state
@@ -174,7 +175,7 @@ class Agent:
         except MergettaError as error:
             self.link.refuse(error)
             return
-        self.bundle, self.generation = id, bundle.generation
+        self.bundle, self.generation = id, generation_of(bundle)
 
     def _tell(self, link: HubLink, summary: Summary) -> None:
         """After the state was saved: which bundle is needed, and from time to time how it goes."""
@@ -244,6 +245,12 @@ class Agent:
             self._report(self.link, self.summary())
         if self.predictions:
             self.predictions.close()
+
+
+def generation_of(bundle: Bundle) -> int:
+    """Which of a hub's bundles it is, as the hub counts them; 0 if it comes from no hub."""
+    found = bundle.settings.get("generation")
+    return found if isinstance(found, int) else 0
 
 
 def seen_from(folder: Path, file: Path) -> str:

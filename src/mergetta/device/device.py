@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mergetta.adapters.base import Status
 from mergetta.bundle import Bundle
 from mergetta.data.streams import as_input
-from mergetta.device.agent import Agent
+from mergetta.device.agent import Agent, generation_of
 from mergetta.device.methods import create
 from mergetta.device.state import bundle_of
 from mergetta.device.stream import ImageShape
@@ -77,7 +77,7 @@ class Device:
                 merged = bundle if isinstance(bundle, Bundle) else Bundle.load(str(bundle), runtime.family)
             adapter = create(method, runtime, merged, options or {}, mirror)
             id = link.id if link else merged.digest
-            self.agent = Agent(adapter, id, self.classes, out, state, link, generation=merged.generation)
+            self.agent = Agent(adapter, id, self.classes, out, state, link, generation=generation_of(merged))
             stack.callback(self.agent.close)
             self._end = weakref.finalize(self, stack.pop_all().close)  # also when the program ends
 

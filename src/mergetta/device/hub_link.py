@@ -278,8 +278,8 @@ class HubLink:
 
 def age(bundle: Bundle) -> tuple[int, int]:
     """Larger for a newer bundle of a hub."""
-    epoch = bundle.settings.get("epoch", 0)
-    return (epoch, bundle.generation) if isinstance(epoch, int) else (0, 0)
+    epoch, generation = (bundle.settings.get(name, 0) for name in ("epoch", "generation"))
+    return (epoch, generation) if isinstance(epoch, int) and isinstance(generation, int) else (0, 0)
 
 
 class BundleCache:

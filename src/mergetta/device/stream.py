@@ -112,11 +112,18 @@ def folder(path: Path, files: list[Path], shape: ImageShape, done: Done) -> Iter
             data = read_bytes(file)
             content = digest(data)
             if (name, content) not in done:
-                image = shape.fit(as_array(open_image(io.BytesIO(data), shape.channels, str(file))))
+                image = shape.fit(as_array(open_image(Content(data), shape.channels, str(file))))
         except MergettaError as error:
             problem = str(error)
         if (name, content) not in done:
             yield Item(name, image, problem, content)
+
+
+class Content(io.BytesIO):
+    """Of a file; errors of Pillow quote it."""
+
+    def __repr__(self) -> str:
+        return f"of {self.getbuffer().nbytes} bytes"
 
 
 def frames(stdin: BinaryIO, shape: ImageShape, frame: tuple[int, int]) -> Iterator[Item]:

@@ -113,13 +113,11 @@ def check_images(images: Array, channels: int | None) -> None:
     """One sentence on what is wrong with a batch, if anything is."""
     shape = tuple(images.shape)
     if len(shape) != 4 or not all(shape[1:]):
-        hint = ": one image is a batch as images[None]" if len(shape) == 3 else ""
-        raise MergettaError(f"Images must have shape (batch, channels, height, width), not {shape}{hint}.")
+        raise MergettaError(f"Images must have shape (batch, channels, height, width), not {shape}.")
     if not shape[0]:
         raise MergettaError("The batch has no images.")
     if channels is not None and shape[1] != channels:
-        hint = ": channels come second, so give images.transpose(0, 3, 1, 2)" if shape[3] == channels else ""
-        raise MergettaError(f"The model takes images of {channels} channels, not {shape[1]}{hint}.")
+        raise MergettaError(f"The model takes images of {channels} channels, not {shape[1]}.")
     xp = array_namespace(images)
     low, high = float(xp.min(images)), float(xp.max(images))
     if not (math.isfinite(low) and math.isfinite(high)):

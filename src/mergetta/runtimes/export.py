@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import hashlib
 import io
 import json
@@ -32,7 +31,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mergetta.adapters.forward_only.source_features import measure_signature
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
@@ -40,8 +38,8 @@ from mergetta.groups import moment_pairs
 from mergetta.models.discovery import BlockOf, find_classifier, find_groups, open_batch_norms
 from mergetta.models.family import Family
 from mergetta.models.watch import Watcher, image_moments, logits_of
+from mergetta.runtimes.home import with_home
 from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, PLAIN_FORMAT, PLAIN_OUTPUTS, VERSION, plain_path
-from mergetta.runtimes.torch_runtime import TorchRuntime
 
 if TYPE_CHECKING:
     import onnx
@@ -61,8 +59,8 @@ def export_onnx(
 
     >>> export_onnx(load_family("fashion-bn"), "fashion-bn.onnx")   # doctest: +SKIP
     """
-    if clean is not None and family.signature is None:
-        family = dataclasses.replace(family, signature=measure_signature(TorchRuntime(family), clean))
+    if clean is not None:
+        family = with_home(family, clean)
     write_models(path, to_onnx(family, size, block_of), to_plain_onnx(family, size, block_of))
 
 

@@ -16,7 +16,6 @@ from mergetta.arrays import Array, beside, to_numpy
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
 from mergetta.runtimes.base import Output, Runtime
-from mergetta.streams.moments import StreamMoments
 
 
 class SourceFeatures(NamedTuple):
@@ -41,18 +40,6 @@ def measure_source(runtime: Runtime, batches: Iterable[Array]) -> SourceFeatures
         raise MergettaError("The source features need at least two clean images to be measured on.")
     variance = (squares - total**2 / samples) / (samples - 1)
     return SourceFeatures(total / samples, np.sqrt(np.maximum(variance, 0)))
-
-
-def measure_signature(runtime: Runtime, batches: Iterable[Array]) -> np.ndarray:
-    """(2, C): the source's own signature, over clean images."""
-    seen: StreamMoments | None = None
-    for images in batches:
-        signature = to_numpy(runtime(images, given=1.0).signature)
-        seen = seen or StreamMoments(signature.shape[1])
-        seen.add(signature, len(images))
-    if seen is None:
-        raise MergettaError("The source's signature needs clean images to be measured on.")
-    return seen.value().astype(np.float32)
 
 
 def check_source(runtime: Runtime, source: Sequence[Vector]) -> SourceFeatures:
