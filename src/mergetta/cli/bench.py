@@ -159,6 +159,7 @@ def run(
 ) -> None:
     from mergetta.bench.report import write_report
     from mergetta.bench.runner import Part, run_sweep
+    from mergetta.bench.showcase import showcase
     from mergetta.bench.store import default_cache
     from mergetta.bench.tables import SPREAD, error_table, rich_table, settings_of, write_json
 
@@ -188,7 +189,8 @@ def run(
         write_json(json, suite, experts, seed_list, records)
         console.print(f"results: {json}")
     if html:
-        write_report(html, f"mergetta · {suite.name}", note, records, settings_of(suite, experts, seed_list))
+        settings, pictures = settings_of(suite, experts, seed_list), showcase(suite, targets, records)
+        write_report(html, f"mergetta · {suite.name}", note, records, settings, pictures)
         console.print(f"page with figures: {html}")
 
 
