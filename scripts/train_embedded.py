@@ -11,7 +11,6 @@ The families are trained on the 60,000 training images only; `data` keeps the fi
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gzip
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from torch import Tensor
 from mergetta.data.fashion import CLASSES, FILE
 from mergetta.data.fashion_clean import FILE as CLEAN
 from mergetta.models.family import ARCHITECTURES, EMBEDDED, Family, Preprocessing
-from mergetta.runtimes.torch_runtime import TorchRuntime
-from mergetta.streams.moments import StreamMoments
+from mergetta.runtimes.home import with_home
 
 SETTINGS = {"fashion-bn": ("small-resnet", 5e-3, 15), "fashion-vit": ("small-vit", 2e-3, 25)}
 MEAN, STD = 0.286, 0.353  # of the training images
@@ -88,13 +86,8 @@ def train(name: str, folder: Path, epochs: int | None) -> None:
 
 def save_with_signature(family: Family, images: Tensor) -> None:
     """Write the checkpoint, with the signature of 10,000 training images."""
-    runtime = TorchRuntime(family)
-    seen = [runtime(batch.float() / 255).signature.numpy() for batch in images[:10_000].split(500)]
-    moments = StreamMoments(seen[0].shape[1])
-    for signature in seen:
-        moments.add(signature, 500)
-    known = dataclasses.replace(family, signature=moments.value().astype(np.float32))
-    known.save(EMBEDDED / f"{family.name}.safetensors")
+    batches = (batch.float() / 255 for batch in images[:10_000].split(500))
+    with_home(family, batches).save(EMBEDDED / f"{family.name}.safetensors")
 
 
 def cut_data(folder: Path) -> None:

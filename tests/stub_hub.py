@@ -112,6 +112,8 @@ class StubHub:
             return self.misbehave.pop(0), {"Retry-After": self.retry_after}, detail("busy")
         parts = urlsplit(path)
         match method, parts.path.strip("/").split("/")[1:]:
+            case "GET", ["families"]:
+                return 200, {}, json.dumps([{"id": family} for family in self.families]).encode()
             case "PUT", ["families", family]:
                 self.families[family] = body
                 return 201, {}, b"{}"

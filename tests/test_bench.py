@@ -11,6 +11,7 @@ import pytest
 from mergetta import MergettaError, TorchRuntime, create_adapter
 from mergetta.bench import protocol
 from mergetta.bench.cells import Cell, same_run
+from mergetta.bench.figures import ACCENT, INK
 from mergetta.bench.inputs import clean_images, family_of, place_of, target_of
 from mergetta.bench.keys import cell_key, expert_key
 from mergetta.bench.online import online
@@ -18,6 +19,7 @@ from mergetta.bench.pools import make_expert, pool
 from mergetta.bench.protocol import create, run_cell, stored
 from mergetta.bench.report import write_report
 from mergetta.bench.runner import cells_of, run_suite
+from mergetta.bench.showcase import chosen, outcomes, showcase
 from mergetta.bench.store import Store, address, code_digest, home_of, parsed
 from mergetta.bench.suite import MethodSettings, Suite, load_suite
 from mergetta.bench.tables import error_table, settings_of, write_json
@@ -267,6 +269,44 @@ def test_json_and_report(tmp_path: Path) -> None:
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
+
+
+def test_the_page_opens_with_one_number_and_shows_what_was_mended(tmp_path: Path) -> None:
+    """By hand: of two images that the source model gets wrong ours gets one right, and it spoils none."""
+    suite = load_suite("fashion-bn").restricted(methods=["source", "race-merge"], samples=3)
+    records, expected = [], []
+    for domain in ("fog", "snow"):
+        target = target_of(suite, domain)
+        a, b, c = target.labels[target.indices(0, "mixed")].tolist()
+        common = {**fake_records()[0], "domain": domain, "samples": 3, "sizes": [3], "wrong": [1]}
+        before, after = [a, 9 - b, 9 - c], [a, b, 9 - c]
+        records.append({**common, "method": "source", "error": 51.4, "predicted": before})
+        records.append({**common, "method": "race-merge", "error": 21.9, "predicted": after})
+        expected.append((domain, 9 - b, b))
+    fog, snow = outcomes(suite, ["fog", "snow"], records)
+    assert (fog.mended.tolist(), fog.broken.any()) == ([False, True, False], False)
+    shown = chosen(suite, [fog, snow])
+    assert [(one.domain, one.before, one.label) for one in shown] == expected
+    np.testing.assert_array_equal(shown[0].pixels, target_of(suite, "fog").images[fog.images[[1]]][0])
+    write_report(tmp_path / "r.html", "t", "note", records, {}, showcase(suite, ["fog", "snow"], records))
+    page = (tmp_path / "r.html").read_text()
+    number = "51.4&thinsp;% <span>→</span> <b>21.9&thinsp;%</b>"
+    assert page.index(number) < page.index("note") < page.index("What the model meets") < page.index("became right")
+    assert page.index("became right") < page.index("Error, percent") < page.index("<svg")
+    assert page.count("<img ") == 2 * 3 + 2  # clean and two domains, two images each; two that were mended
+    assert "2 predictions were wrong and became right, 0 were right and became wrong" in page
+    assert page.index('<th class="">source</th>') < page.index('<th class=" ours">race-merge</th>')
+    assert ACCENT in page and INK not in page
+    plain = showcase(suite, ["fog"], [{**record, "predicted": []} for record in records])
+    assert "became right" not in plain and plain.count("<img ") == 4
+
+
+def test_a_record_keeps_the_last_predictions(tmp_path: Path) -> None:
+    suite = load_suite("fashion-bn").restricted(methods=["source"], samples=300)
+    record = run_cell(suite, Cell("source", None, "fog", 0), Store(tmp_path))
+    truth = target_of(suite, "fog").labels[target_of(suite, "fog").indices(0, "mixed")]
+    wrong = np.count_nonzero(np.array(record["predicted"]) != truth[-200:])
+    assert len(record["predicted"]) == 200 and record["wrong"][-1] <= wrong <= sum(record["wrong"])
 
 
 @pytest.mark.parametrize(

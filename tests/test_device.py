@@ -16,6 +16,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from mergetta.adapters.base import ADAPTING, SETTLED
 from mergetta.adapters.forward_only.race_merge import RaceMerge
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
+from mergetta.device import agent as agent_module
 from mergetta.device.agent import Agent
 from mergetta.device.state import Progress, Saved, load_state, save_state
 from mergetta.device.stream import Batches, ImageShape, Item, open_stream
@@ -52,7 +54,7 @@ class TestStream:
         assert [item.name for item in items] == ["a.png", "b.jpg", "c.png"]
         assert [item.image is None for item in items] == [False, True, False]
         assert items[0].image.shape == (28, 28, 1)
-        assert "Cannot read the image" in items[1].problem
+        assert items[1].problem.endswith("b.jpg: cannot identify image file of 10 bytes.")
 
     def test_what_is_done_is_known_by_name_and_content(self, tmp_path: Path) -> None:
         for name in ("b.png", "c.png"):
@@ -68,7 +70,7 @@ class TestStream:
         path = str(tmp_path / "x.npz")
         np.savez(path, images=np.zeros((3, 6, 6, 3), np.uint8))
         assert [item.problem for item in open_stream(path, ImageShape(1, 6))] == [
-            "The image has 3 channels, not 1."
+            "The image has 3 channels, not 1: convert it to grey."
         ] * 3
         assert [item.image.shape for item in open_stream(path, ImageShape(3, 4))] == [(4, 4, 3)] * 3
         refused = open_stream(path, ImageShape(3, 4, resize=False))
@@ -259,7 +261,7 @@ class TestAgent:
 
         list(self.make(tmp_path).run(batched(items_of(8), 4)))
         agent = another()
-        monkeypatch.setattr(agent, "finish", lambda: 1 / 0)
+        monkeypatch.setattr(agent, "finish", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             agent.step(items_of(4))
         assert len(rows_of(tmp_path / "other.jsonl")) == 4
@@ -385,7 +387,7 @@ class TestRun:
         arguments = ("--images", photos(tmp_path / "photos", range(2, 12)), "--state", "s", "--batch-size", 4)
         first = json.loads(run(*arguments).stdout)
         assert (first["images"], first["batches"]) == (10, 3)
-        assert json.loads(run(*arguments).stdout) == {**first, "entropy": 0.0}
+        assert json.loads(run(*arguments).stdout) == {**first, "entropy": 0.0, "milliseconds": 0.0}
         photos(tmp_path / "photos", (0, 1, 12))
         shutil.copy(tmp_path / "photos" / "000.png", tmp_path / "photos" / "005.png")
         last = json.loads(run(*arguments).stdout)
@@ -412,6 +414,18 @@ class TestRun:
         damaged = run("--images", monday, "--state", "s", "--out", "tuesday.csv")
         assert (damaged.returncode, "does not hold what was written" in damaged.stderr) == (2, True)
 
+    def test_the_summary_names_the_bundle_and_the_time_per_image(self, deployed: Path, tmp_path: Path) -> None:
+        built = Bundle.load(deployed / "b.safetensors")
+        bundle = replace(built, settings={**built.settings, "generation": 7})
+        bundle.save(tmp_path / "b7")
+        run = ("run", "--model", deployed / "m.onnx", "--bundle", tmp_path / "b7", "--images", deployed / "stream.npz")
+        said = mergetta(*run, cwd=tmp_path).stdout
+        assert f"bundle {bundle.digest[:12]}, generation 7; " in said
+        assert re.search(r" \d+\.\d ms and \d\.\d\d forward passes per image", said) and "interrupted" not in said
+        summary = json.loads(mergetta(*run, "--json", cwd=tmp_path).stdout)
+        assert (summary["bundle"], summary["generation"], summary["interrupted"]) == (bundle.digest, 7, False)
+        assert summary["milliseconds"] > 0
+
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_ends_frames_that_do_not_come(self, deployed: Path, tmp_path: Path, number: int) -> None:
         """What was read is predicted: five frames of another size, of which three are in a batch that was not full."""
@@ -426,8 +440,9 @@ class TestRun:
             process.stdin.flush()
             rows = [json.loads(process.stdout.readline()) for _ in range(5)]
             process.send_signal(number)
-            assert process.wait(60) == 0
-            assert (process.stdout.read(), json.loads(process.stderr.read())["images"]) == (b"", 5)
+            assert process.wait(60) == 128 + number
+            summary = json.loads(process.stderr.read())
+            assert (process.stdout.read(), summary["images"], summary["interrupted"]) == (b"", 5, True)
         assert [row["name"] for row in rows] == list("01234")
 
 
@@ -463,6 +478,37 @@ class TestDevice:
         again = Device(deployed / "m.onnx", bundle=bundle, state=tmp_path / "s")
         assert again.status() == device.status() != Device(deployed / "m.onnx", bundle=bundle).status()
 
+    def test_saves_from_time_to_time_and_at_the_end(
+        self, deployed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        frames, saves = load_fashion()[0][:6], []
+        monkeypatch.setattr(agent_module, "SAVE_EVERY", 3600.0)
+        monkeypatch.setattr(
+            agent_module, "save_state", lambda path, saved, *_: saves.append(saved.learnt["domain.count"])
+        )
+        device = Device(deployed / "m.onnx", bundle=deployed / "b.safetensors", state=tmp_path / "s")
+        for frame in frames[:3]:
+            device.predict(frame)
+        assert saves == []
+        monkeypatch.setattr(agent_module, "SAVE_EVERY", 0.0)
+        for frame in frames[3:5]:
+            device.predict(frame)
+        assert saves == [4, 5]
+        monkeypatch.setattr(agent_module, "SAVE_EVERY", 3600.0)
+        device.predict(frames[5])
+        del device  # without having been closed
+        assert saves == [4, 5, 6]
+
+    def test_one_image_is_no_batch_for_an_adapter(self, deployed: Path) -> None:
+        adapter = RaceMerge(OnnxRuntime(deployed / "m.onnx"), Bundle.load(deployed / "b.safetensors"))
+        images = as_input(load_fashion()[0][:64])
+        for _ in range(2):
+            with pytest.raises(
+                MergettaError, match=r"must have shape \(batch, channels, height, width\), not \(1, 28, 28\)"
+            ):
+                adapter.predict(images[0])
+            adapter.predict(images)
+
     def test_says_what_is_wrong(self, deployed: Path) -> None:
         model, bundle = deployed / "m.onnx", deployed / "b.safetensors"
         for wrong, words in (
@@ -475,9 +521,16 @@ class TestDevice:
                 Device(model, **wrong)
         device = Device(model, bundle=bundle, resize=False)
         for frame, words in (
-            (np.zeros((28, 28), np.float32), "A frame is uint8"),
+            (
+                np.zeros((28, 28), np.float32),
+                r"A frame is uint8.*not float32 \(28, 28, 1\): a float image in \[0, 1\] becom",
+            ),
             (np.zeros((0, 28, 28, 1), np.uint8), "A frame is uint8"),
-            (np.zeros((28, 28, 3), np.uint8), "3 channels, not 1"),
+            (np.zeros((28, 28, 3), np.uint8), "3 channels, not 1: convert it to grey"),
+            (
+                np.zeros((1, 28, 28), np.uint8),
+                r"28 channels, not 1: channels come last, so give image.transpose\(1, 2, 0\)",
+            ),
             (np.zeros((30, 28), np.uint8), "30x28 pixels, not 28x28"),
         ):
             with pytest.raises(MergettaError, match=words):
@@ -515,7 +568,8 @@ def test_from_export_to_predictions(deployed: Path, tmp_path: Path) -> None:
         (["--method", "cola"], "runs race-merge or zo-merge"),
         (["-o", "lr=0.1"], "race-merge has no option 'lr'"),
         (["-o", "temperature=-1"], "temperature must be positive"),
-        (["-o", "temperature=warm"], "wrong value"),
+        (["-o", "temperature=warm"], "The option temperature of race-merge must be a number, not 'warm'"),
+        (["-o", "probe=1"], "The option probe of race-merge must be true or false, not 1"),
         (["-o", "source=1"], "takes no option 'source' here"),
         (["-o", "lr"], "must be NAME=VALUE"),
     ):

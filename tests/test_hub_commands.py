@@ -44,6 +44,15 @@ class TestCommands:
         assert result.returncode == 0, result.stderr
         assert (tmp_path / "b.safetensors").read_bytes() == bundle.to_bytes()
         assert id_of(bundle)[:12] in result.stdout
+        hub.families["other-family"] = b""
+        refused = mergetta("build", "--hub", hub.url, "--out", "c.safetensors", cwd=tmp_path)
+        assert (refused.returncode, (tmp_path / "c.safetensors").exists()) == (2, False)
+        assert f"has the families {expert.family}, other-family: name one with --family" in " ".join(
+            refused.stderr.split()
+        )
+        for name in ("fashion-bn", expert.family):
+            result = mergetta("build", "--hub", hub.url, "--family", name, "--out", "c.safetensors", cwd=tmp_path)
+            assert (tmp_path / "c.safetensors").read_bytes() == bundle.to_bytes(), result.stderr
         file = FamilyFile.from_bytes(hub.families[expert.family])
         file.base["bn.weight"][0] += 1  # type: ignore[index]
         hub.families[expert.family], hub.experts = file.to_bytes(), {}

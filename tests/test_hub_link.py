@@ -106,6 +106,29 @@ class TestLink:
         with pytest.raises(MergettaError, match=r"Cannot reach the hub.*does not hold a bundle of this family\."):
             link().start()
 
+    def test_whoever_has_a_bundle_does_not_wait_for_the_hub(
+        self, hub: StubHub, link: Callable[..., HubLink], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = link()
+        first.start()
+        second = hub.offer(make_bundle(1))
+        released = threading.Event()
+
+        class Hanging(HubClient):
+            def bundle(self, *arguments: Any, **options: Any) -> Any:
+                released.wait(60)
+                return super().bundle(*arguments, **options)
+
+        monkeypatch.setattr(hub_link, "HURRY", 0.01)
+        it = link(refresh=60, client=Hanging(hub.url))
+        assert id_of(it.start()) == first.id and not released.is_set()
+        released.set()
+        until(lambda: it._newer)
+        assert it.newer()[1] == second  # type: ignore[index]
+        monkeypatch.setattr(hub_link, "HURRY", 60.0)
+        first.cache.path(second).unlink()
+        assert id_of(link(refresh=60).start()) == second  # a hub that answers is heard
+
     def test_the_bundle_of_the_state_comes_first(self, hub: StubHub, link: Callable[..., HubLink]) -> None:
         old = link()
         old.start()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mergetta import Bundle, Expert, OnnxRuntime, TorchRuntime, load_family
+from mergetta import Bundle, Expert, OnnxRuntime, RaceMerge, TorchRuntime, build_bundle, load_family
 from mergetta.bench.evaluation import Score
 from mergetta.data.images import read_image
 from mergetta.data.labelled import numbers_of
@@ -107,6 +107,10 @@ def test_export_and_inspect_name_the_model_the_same_way(place: Path, experts: di
     model = ["place_net:family", "--checkpoint", "net.pt"]
     result = mergetta("export", "--family", *model, "--out", "m.onnx", cwd=place)
     assert result.returncode == 0, result.stderr
+    assert "m.onnx (" in result.stdout and " and m.plain.onnx (" in result.stdout
+    assert "without --calibration, a device adapts to clean images too" in result.stdout
+    assert "two graphs are traced" in result.stderr
+    assert OnnxRuntime(place / "m.onnx").signature is None
     shown = json.loads(mergetta("inspect", *model, "--json", cwd=place).stdout)
     device = json.loads(mergetta("inspect", "m.onnx", "--json", cwd=place).stdout)
     plain = json.loads(mergetta("inspect", "m.plain.onnx", "--json", cwd=place).stdout)
@@ -115,6 +119,27 @@ def test_export_and_inspect_name_the_model_the_same_way(place: Path, experts: di
     images = np.random.default_rng(0).random((2, 3, 8, 8), dtype=np.float32)
     same = TorchRuntime(load_family_in(place))(images, given=1.0).logits
     np.testing.assert_allclose(OnnxRuntime(place / "m.onnx")(images, given=1.0).logits, same, atol=1e-4)
+
+
+def test_an_own_model_is_at_home_where_its_clean_images_are(place: Path, experts: dict[str, str]) -> None:
+    """What export is told of, the device leaves alone."""
+    pytest.importorskip("onnxscript")
+    model = ["--family", "place_net:family", "--checkpoint", "net.pt", "--calibration", "shed"]
+    result = mergetta("export", *model, "--out", "home.onnx", cwd=place)
+    assert result.returncode == 0 and "adapts to clean images" not in result.stdout, result.stderr
+    clean = [read_image(file, 3, 8) for file in sorted((place / "shed").iterdir())]
+    images = as_input(np.stack(clean))
+    runtime = OnnxRuntime(place / "home.onnx")
+    np.testing.assert_allclose(runtime.signature, runtime(images).signature, rtol=1e-4)
+    adapter = RaceMerge(runtime, build_bundle(runtime.groups, [Expert.load(place / "yard.safetensors")]))
+    adapter.predict(images)
+    np.testing.assert_array_equal(adapter.predict(images), runtime(images, given=1.0).logits)
+
+
+def test_inspect_knows_a_checkpoint_of_pytorch(place: Path) -> None:
+    shown = json.loads(mergetta("inspect", "net.pt", "--json", cwd=place).stdout)
+    assert (shown["format"], shown["use"]) == ("checkpoint of PyTorch", "--family module:function --checkpoint net.pt")
+    assert {"tensor": "head.bias", "type": "torch.float32", "shape": "(3,)"} in shown["tensors"]
 
 
 class TestEvaluate:

@@ -260,6 +260,29 @@ def test_report_escapes_and_contains_everything(tmp_path: Path) -> None:
     assert "http" not in text.replace("http://www.w3.org", "")  # opens offline
 
 
+def test_the_report_opens_with_one_number_and_marks_our_row(tmp_path: Path) -> None:
+    errors = {"source": (50.0, 60.0), "race-merge": (20.0, 24.0), "cola": (30.0, 30.0)}
+    records = [
+        {**record(method, domain, seed, error), "part": "roid"}
+        for method, found in errors.items()
+        for seed in (0, 1)
+        for domain, error in zip(("fog", "snow"), found, strict=True)
+    ]
+    study = dataclasses.replace(
+        example(),
+        name="corruption-table",
+        facts={**example().facts, "domains": ["fog", "snow"]},
+        sheets=(Sheet("c", ("x", "average"), (Row("race-merge, ROID experts", ("22.0",)), Row("cola", ("30.0",)))),),
+        records=tuple(records),
+    )
+    write_studies(tmp_path / "report.html", [study])
+    text = (tmp_path / "report.html").read_text()
+    assert "55.0&thinsp;% <span>→</span> <b>22.0&thinsp;%</b>" in text
+    assert "<tr class=ours><td>race-merge, ROID experts" in text and "<tr><td>cola" in text
+    write_studies(tmp_path / "report.html", [dataclasses.replace(study, records=tuple(records[:-6]))])
+    assert "&thinsp;" not in (tmp_path / "report.html").read_text()  # ours lacks a cell
+
+
 def test_markdown_marks_best_and_paper() -> None:
     text = example().markdown()
     assert "| x | **1.0** |" in text and "| *y & z* | *2.0* |" in text

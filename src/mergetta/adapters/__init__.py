@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
+from numbers import Real
 from typing import Any
 
 from mergetta.adapters.base import Adapter
@@ -99,24 +100,39 @@ def create_adapter(name: str, runtime: Runtime, **options: Any) -> Adapter:
     return kind(runtime, **options)
 
 
-def check_options(name: str, kind: type, options: Iterable[str]) -> None:
-    """Raise unless a method takes all of them."""
-    accepted = accepted_options(kind)
-    unknown = set(options) - accepted
+def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
+    """Raise unless a method takes all of them, numbers where it wants numbers."""
+    accepted = option_types(kind)
+    unknown = set(options) - set(accepted)
     if unknown:
         raise MergettaError(f"{name} has no option {min(unknown)!r}; it takes {', '.join(sorted(accepted))}.")
+    for option, value in options.items():
+        types = set(accepted[option].split(" | "))
+        switch = isinstance(value, bool)
+        wrong = not switch if types == {"bool"} else switch or not isinstance(value, Real | None)
+        if wrong and types <= {"bool", "int", "float", "None"}:
+            wanted = "true or false" if types == {"bool"} else "a number"
+            raise MergettaError(f"The option {option} of {name} must be {wanted}, not {value!r}.")
 
 
 def accepted_options(kind: type) -> set[str]:
-    """Keywords of the constructor, following **options to the base classes and to the method's settings."""
-    names: set[str] = set()
+    """The names of a method's options."""
+    return set(option_types(kind))
+
+
+def option_types(kind: type) -> dict[str, str]:
+    """Keywords of the constructor and their types as written there, following **options to the base classes and to the
+    method's settings.
+    """
+    types: dict[str, str] = {}
     for cls in kind.__mro__:
         if "__init__" not in vars(cls):
             continue
         parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
-        names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        named = (p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        types |= {p.name: str(p.annotation) for p in named if p.name not in types}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     if hasattr(kind, "Settings"):
-        names |= {field.name for field in fields(kind.Settings)}
-    return names - {"self", "runtime"}
+        types |= {field.name: str(field.type) for field in fields(kind.Settings)}
+    return {name: written for name, written in types.items() if name not in ("self", "runtime")}

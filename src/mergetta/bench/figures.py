@@ -6,8 +6,6 @@ import base64
 import io
 import re
 from collections.abc import Callable, Sequence
-from itertools import cycle
-from typing import Any
 
 import matplotlib
 
@@ -18,19 +16,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mergetta.bench.sheets import Drawing
-from mergetta.bench.tables import Record, error_table
+from mergetta.bench.tables import OURS, SOURCE, ErrorTable, Record, error_table, is_ours
+
+INK, GREY, PALE, ACCENT, VARIANT = "#1a1a1a", "#8c8c8c", "#c4c4c4", "#e4572e", "#f2a48e"
+"""Of text and axes, which a page may replace; of other methods, of back-propagation, of ours, and of its variants."""
 
 matplotlib.rcParams |= {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "svg.fonttype": "none",
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
 }
 matplotlib.rcParams |= {
     "svg.hashsalt": "mergetta",
     "axes.titlelocation": "left",
     "axes.grid": True,
-    "grid.alpha": 0.25,
+    "grid.alpha": 0.35,
+    "grid.color": GREY,
 }
 
 
@@ -75,23 +78,23 @@ def svg_of(figure: Figure) -> str:
     )
 
 
-def colours(methods: Sequence[str], backprop: set[str]) -> dict[str, Any]:
-    """Forward-only methods in colours, ours strongest; back-propagation in greys."""
-    palette = cycle(plt.get_cmap("tab10").colors)  # type: ignore[attr-defined]
-    greys = cycle(["#222222", "#777777", "#aaaaaa", "#555555", "#999999"])
-    return {method: next(greys) if method in backprop else next(palette) for method in methods}
+def shade(method: str) -> str:
+    """Ours stands out, variants of it less so, and all others are grey."""
+    return ACCENT if is_ours(method) else VARIANT if method.startswith(OURS) else GREY
 
 
 def all_figures(records: Sequence[Record]) -> dict[str, str]:
     """Caption → SVG."""
+    table = error_table(records)
     backprop = {record["method"] for record in records if record["backprop"]}
-    colour = colours(error_table(records).methods, backprop)
+    ours = f"orange: {OURS}; " if OURS in table.methods else ""
     figures = {
-        "Error per domain in percent; lower is better; grey: back-propagation.": domain_errors(records, colour),
+        f"Error per domain in percent, further left is better; {ours}ring: no adaptation; grey: all others "
+        "(cross: back-propagation on the target itself).": domain_errors(table, backprop),
         "Error over the stream, of all images predicted so far, averaged over domains and seeds "
-        "(methods within 1.5 times the best; dashed: back-propagation).": stream_errors(records, colour),
+        "(methods within 1.5 times the best; dashed: back-propagation).": stream_errors(records, table),
         "Forward passes and time per image, relative to plain inference (bn-stats), one process per core.": costs(
-            records, colour
+            records, table.methods
         ),
     }
     if any("ranks" in record for record in records):
@@ -101,62 +104,96 @@ def all_figures(records: Sequence[Record]) -> dict[str, str]:
     return figures
 
 
-def domain_errors(records: Sequence[Record], colour: dict[str, Any]) -> str:
-    table = error_table(records)
+def domain_errors(table: ErrorTable, backprop: set[str]) -> str:
+    """One line per domain: from the source model to ours, with all others as grey marks."""
+    rows = [*((domain.replace("_", " "), domain) for domain in table.domains), ("average", None)]
+
+    def error(method: str, domain: str | None) -> float:
+        return (table.average[method] if domain is None else table.cells[domain, method]).mean
 
     def plot(axes: Axes) -> None:
-        places = np.arange(len(table.domains))
-        width = 0.8 / len(table.methods)
-        for i, method in enumerate(table.methods):
-            means = [table.cells[domain, method].mean for domain in table.domains]
-            axes.bar(
-                places + (i - len(table.methods) / 2 + 0.5) * width,
-                means,
-                width,
-                label=method,
-                color=colour[method],
-            )
-        axes.set_xticks(places, [domain.replace("_", " ") for domain in table.domains], rotation=35, ha="right")
-        axes.set_ylabel("error, %")
-        axes.legend(ncols=5, frameon=False, loc="upper left", bbox_to_anchor=(0, 1.2))
+        places = np.arange(len(rows))
+        found = {method: [error(method, domain) for _, domain in rows] for method in table.methods}
+        if SOURCE in found and OURS in found:
+            axes.hlines(places, found[OURS], found[SOURCE], color=ACCENT, alpha=0.35, linewidth=3, zorder=1)
+        for method, errors in found.items():
+            if method not in (SOURCE, OURS):
+                marker = "x" if method in backprop else "|"
+                axes.scatter(errors, places, s=40, c=GREY, marker=marker, linewidths=1.2, zorder=2)
+        if SOURCE in found:
+            axes.scatter(found[SOURCE], places, s=45, c="none", marker="o", edgecolors=INK, linewidths=1.3, zorder=3)
+        if OURS in found:
+            axes.scatter(found[OURS], places, s=70, c=ACCENT, marker="o", zorder=4)
+        axes.axhline(len(rows) - 1.5, color=INK, linewidth=0.6)
+        axes.set_yticks(places, [name for name, _ in rows])
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.set_xlabel("error, %")
 
-    return draw((10, 3.8), plot)
+    return draw((8, 1.0 + 0.27 * len(rows)), plot)
 
 
-def stream_errors(records: Sequence[Record], colour: dict[str, Any]) -> str:
-    average = error_table(records).average
-    best = min(number.mean for number in average.values())
+def stream_errors(records: Sequence[Record], table: ErrorTable) -> str:
+    best = min(number.mean for number in table.average.values())
+    shown = [method for method in table.methods if table.average[method].mean <= 1.5 * best]
 
     def plot(axes: Axes) -> None:
-        for method, shade in colour.items():
-            if average[method].mean > 1.5 * best:
-                continue
+        ends: dict[str, float] = {}
+        for method in sorted(shown, key=lambda method: method == OURS):  # ours lies on top
             chosen = [record for record in records if record["method"] == method]
             images = np.cumsum(chosen[0]["sizes"])
             curve = np.mean([100 * np.cumsum(r["wrong"]) / np.cumsum(r["sizes"]) for r in chosen], axis=0)
-            axes.plot(images, curve, "--" if chosen[0]["backprop"] else "-", label=method, color=shade)
+            style, width = "--" if chosen[0]["backprop"] else "-", 3.0 if method == OURS else 1.2
+            axes.plot(images, curve, style, color=shade(method), linewidth=width)
+            ends[method] = float(curve[-1])
+        label_ends(axes, ends)
         axes.set_xlabel("images seen")
         axes.set_ylabel("error so far, %")
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 
     return draw((8, 3.6), plot)
 
 
-def costs(records: Sequence[Record], colour: dict[str, Any]) -> str:
-    per_image = {m: np.mean([r["seconds"] / r["samples"] for r in records if r["method"] == m]) for m in colour}
-    forwards = {m: np.mean([r["forwards"] for r in records if r["method"] == m]) for m in colour}
+def label_ends(axes: Axes, ends: dict[str, float]) -> None:
+    """The name of each line where it ends, instead of a legend."""
+    low, high = axes.get_ylim()
+    for method, height in apart(ends, (high - low) / 18).items():
+        axes.annotate(
+            method,
+            (1.01, height),
+            xycoords=("axes fraction", "data"),
+            color=ACCENT if is_ours(method) else INK,
+            weight="bold" if is_ours(method) else "normal",
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def apart(heights: dict[str, float], distance: float) -> dict[str, float]:
+    """Heights for labels, from the lowest up, no two nearer than that.
+
+    >>> apart({"a": 1.0, "b": 0.9, "c": 5.0}, 0.5)
+    {'b': 0.9, 'a': 1.4, 'c': 5.0}
+    """
+    found: dict[str, float] = {}
+    for name, height in sorted(heights.items(), key=lambda item: item[1]):
+        found[name] = max(height, *(placed + distance for placed in found.values())) if found else height
+    return found
+
+
+def costs(records: Sequence[Record], methods: Sequence[str]) -> str:
+    per_image = {m: np.mean([r["seconds"] / r["samples"] for r in records if r["method"] == m]) for m in methods}
+    forwards = {m: np.mean([r["forwards"] for r in records if r["method"] == m]) for m in methods}
     base = per_image.get("bn-stats", min(per_image.values()))
 
     def plot(axes: Axes) -> None:
-        places = np.arange(len(colour))
-        axes.barh(places - 0.2, [forwards[m] for m in colour], 0.4, color="#9ecae1", label="forward passes")
-        axes.barh(places + 0.2, [per_image[m] / base for m in colour], 0.4, color="#3182bd", label="time")
-        axes.set_yticks(places, list(colour))
+        places, shades = np.arange(len(methods)), [shade(method) for method in methods]
+        axes.barh(places - 0.2, [forwards[m] for m in methods], 0.38, color=shades, alpha=0.45, label="forward passes")
+        axes.barh(places + 0.2, [per_image[m] / base for m in methods], 0.38, color=shades, label="time")
+        axes.set_yticks(places, methods)
         axes.invert_yaxis()
-        axes.set_xlabel("× plain inference")
-        axes.legend(frameon=False)
+        axes.set_xlabel("× plain inference; pale: forward passes, full: time")
 
-    return draw((8, 3.2), plot)
+    return draw((8, 0.8 + 0.27 * len(methods)), plot)
 
 
 def cost_ratios(rows: Sequence[Record]) -> str:
@@ -167,7 +204,7 @@ def cost_ratios(rows: Sequence[Record]) -> str:
         places = np.arange(len(rows))
         axes.barh(places - 0.2, [row["time_ratio"] for row in rows], 0.4, color="#3182bd", label="time")
         axes.barh(places + 0.2, [row["memory_ratio"] for row in rows], 0.4, color="#fdae6b", label="peak memory")
-        axes.axvline(1, color="#222222", linewidth=0.8)
+        axes.axvline(1, color=INK, linewidth=0.8)
         axes.set_yticks(places, labels)
         axes.invert_yaxis()
         axes.set_xlabel("× a plain export")
@@ -178,13 +215,13 @@ def cost_ratios(rows: Sequence[Record]) -> str:
 
 def ranks(records: Sequence[Record]) -> str:
     chosen = [record["ranks"] for record in records if "ranks" in record]
-    names = list(chosen[0])
+    names = [name for name in chosen[0] if any(found.get(name) for found in chosen)]
 
     def plot(axes: Axes) -> None:
         axes.bar(
             np.arange(len(names)),
             [np.mean([r.get(name, 0) for r in chosen]) for name in names],
-            color="#3182bd",
+            color=GREY,
         )
         axes.set_xticks(np.arange(len(names)), names, rotation=90, fontsize=6)
         axes.set_ylabel("coefficients")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from mergetta.arrays import to_numpy
 from mergetta.bench.suite import Suite
 from mergetta.data.fashion_clean import load_fashion_clean
 from mergetta.data.own_images import OwnImages
 from mergetta.data.sources import Source, open_source
 from mergetta.data.streams import Domain
 from mergetta.models.family import Family, load_family
-from mergetta.runtimes.torch_runtime import TorchRuntime
-from mergetta.streams.moments import StreamMoments
+from mergetta.runtimes.home import with_home
 
 STATISTICS = 1000
 """Clean images that the source model's features and RMT's prototypes are measured on."""
@@ -50,13 +45,7 @@ def with_signature(place: Place) -> Family:
     clean = clean_images(place, STATISTICS) if family.signature is None else None
     if clean is None:
         return family
-    runtime, seen = TorchRuntime(family), []
-    for images, labels in clean.stream(0, 100):
-        seen.append((to_numpy(runtime(images, given=1.0).signature), len(labels)))
-    moments = StreamMoments(seen[0][0].shape[1])
-    for signature, count in seen:
-        moments.add(signature, count)
-    return dataclasses.replace(family, signature=moments.value().astype(np.float32))
+    return with_home(family, (images for images, _ in clean.stream(0, 100)))
 
 
 def family_of(suite: Suite) -> Family:

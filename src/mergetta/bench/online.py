@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from mergetta.adapters import find_method
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.wrappers.mirrored import Mirrored
-from mergetta.arrays import Array
+from mergetta.arrays import Array, to_numpy
 from mergetta.bench.cells import Cell
 from mergetta.bench.inputs import source_of, target_of
 from mergetta.bench.suite import Suite
@@ -21,6 +22,8 @@ from mergetta.runtimes.torch_runtime import TorchRuntime
 
 PORTION = 32
 """Images that an entry of `wrong` and `sizes` in a record counts at least: smaller batches are counted together."""
+KEPT = 200
+"""The last predictions that a record keeps, to show some."""
 
 
 def online(
@@ -33,6 +36,7 @@ def online(
     """The record of one pass over the target: each batch predicted as it comes. `after` sees each batch, untimed."""
     wrong: list[int] = []
     sizes: list[int] = []
+    kept: deque[int] = deque(maxlen=KEPT)
     seconds = 0.0
     runtime.forwarded = 0
     skipped = getattr(adapter, "skipped", 0)
@@ -42,7 +46,9 @@ def online(
         logits = viewed.predict(images)
         seconds += time.perf_counter() - start
         after(images)
-        wrong.append(int(np.count_nonzero(np.argmax(logits, axis=1) != labels)))
+        predicted = to_numpy(logits).argmax(axis=1)
+        kept.extend(predicted.tolist())
+        wrong.append(int(np.count_nonzero(predicted != labels)))
         sizes.append(len(labels))
         if suite.first and sum(sizes) >= suite.first:
             break
@@ -65,6 +71,7 @@ def online(
         "backprop": find_method(suite.methods[cell.method].adapter).backprop,
         "wrong": wrong,
         "sizes": sizes,
+        "predicted": list(kept),
         "skipped": getattr(adapter, "skipped", 0) - skipped,
         "settings": suite.methods[cell.method].model_dump(),
         "suite": suite.name,

@@ -4,33 +4,48 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import mergetta
-from mergetta.bench.figures import all_figures
+from mergetta.bench.figures import INK, all_figures
 from mergetta.bench.reproduce import STUDIES
+from mergetta.bench.reproduce.setting import averages
 from mergetta.bench.sheets import Study
-from mergetta.bench.tables import SPREAD, ErrorTable, Record, best_rows, error_table
+from mergetta.bench.showcase import worded
+from mergetta.bench.tables import OURS, SOURCE, SPREAD, ErrorTable, Number, Record, best_rows, error_table
 from mergetta.files import write_atomically
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8882; }
+:root { color-scheme: light dark; --line: #8884; --soft: #8882; --ours: #c8401a; }
+@media (prefers-color-scheme: dark) { :root { --ours: #ff8a66; } }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { margin-bottom: 0; } .lead { opacity: .75; margin-top: .2rem; }
+h1 { margin-bottom: 0; } .lead { opacity: .75; margin-top: .2rem; overflow-wrap: anywhere; }
+.hero { font-size: 1.25rem; max-width: 44rem; }
+.number { font-size: clamp(2.4rem, 9vw, 4.5rem); font-weight: 700; line-height: 1.1; margin: 1.5rem 0 0; }
+.number span { opacity: .55; font-weight: 400; } .ours, .number b { color: var(--ours); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } tfoot td { background: var(--soft); }
+th:first-child, td:first-child { text-align: left; } tfoot td { border-top: 2px solid var(--line); }
+td[style] { background: rgb(120 120 120 / calc(var(--heat) * .5)); }
 td.best { font-weight: 700; } tr.paper td { font-style: italic; opacity: .8; }
+th.ours, td.ours { border-inline: 2px solid var(--ours); } td.ours, tr.ours td { color: var(--ours); }
 .scroll > table > * > tr > :first-child { position: sticky; left: 0; background: Canvas; }
 nav ul { columns: 18rem; } h2 { margin-top: 3rem; } code { overflow-wrap: anywhere; }
-figure { margin: 2rem 0; background: #fff; color: #000; padding: 1rem; border-radius: 6px; }
-figure svg { width: 100%; height: auto; } figcaption { font-size: .9em; opacity: .8; }
+figure { margin: 2rem 0; } figure svg { width: 100%; height: auto; } figcaption { font-size: .9em; opacity: .8; }
+.strip, .gallery { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fill, minmax(7.2rem, 1fr)); }
+.gallery { grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); }
+.strip figure, .gallery figure { margin: 0; text-align: center; line-height: 1.25; }
+.strip img, .gallery img { width: 100%; aspect-ratio: 1; object-fit: cover; display: block; }
+.strip img, .gallery img { image-rendering: pixelated; }
+.gallery s { opacity: .7; } .gallery figcaption > * { display: block; } .gallery b { color: var(--ours); }
 pre { overflow-x: auto; background: var(--soft); padding: 1rem; border-radius: 6px; font-size: .85em; }
 .narrow { min-width: 560px; }
 @media (max-width: 640px) {
-  .scroll > table > * > tr > :first-child { white-space: normal; min-width: 7rem; max-width: 9rem; }
+  .scroll > table > * > tr > :first-child { white-space: normal; min-width: 5rem; max-width: 9rem; }
+  .strip { grid-template-columns: repeat(4, 1fr); gap: .4rem; font-size: .85em; }
+  .gallery { grid-template-columns: repeat(3, 1fr); gap: .6rem; }
 }
 @media print {
   body { max-width: none; font-size: 9px; } figure, tr { break-inside: avoid; } nav { display: none; }
@@ -45,20 +60,47 @@ description names a continual run or folds; one pass over the stream; a batch is
 on, never after. All methods see the same stream for a seed."""
 
 
-def write_report(path: Path, title: str, note: str, records: Sequence[Record], settings: dict[str, Any]) -> None:
-    """Everything in one file that opens anywhere, offline."""
-    figures = "".join(
-        f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
-        for caption, svg in all_figures(records).items()
-    )
+def write_report(
+    path: Path, title: str, note: str, records: Sequence[Record], settings: dict[str, Any], pictures: str = ""
+) -> None:
+    """Everything in one file that opens anywhere, offline: one number, images (`pictures`), the table, the figures."""
+    table = error_table(records)
+    figures = "".join(figure(caption, svg) for caption, svg in all_figures(records).items())
     backprop = ", ".join(dict.fromkeys(r["method"] for r in records if r["backprop"])) or "None of these methods"
-    body = f"""<h2>Error, percent</h2><div class="scroll">{html_table(error_table(records))}</div>
-<p>{SPREAD}; bold: no other is better by more than the spread.</p>
+    several = any(number.spread is not None for number in table.average.values())
+    body = f"""{headline(table.average, table.domains)}
+<p class=lead>{html.escape(note)}</p>
+{pictures}
+<h2>Error, percent</h2><div class=scroll tabindex=0>{html_table(table)}</div>
+<p>{f"{SPREAD}; " if several else ""}bold: no other is better{" by more than the spread" if several else ""}; the
+stronger the shade, the more errors.</p>
 {figures}
 <h2>Protocol</h2><p>{PROTOCOL} {html.escape(backprop)} back-propagate; all others run forward passes only.</p>
-<h2>Settings</h2><pre>{html.escape(json.dumps(settings, indent=1))}</pre>
+<details><summary>Settings</summary><pre>{html.escape(json.dumps(settings, indent=1))}</pre></details>
 """
-    write_atomically(path, page(title, note, body).encode())
+    write_atomically(path, page(title, "", body).encode())
+
+
+def headline(average: Mapping[str, Number], names: Sequence[str]) -> str:
+    """One number and one sentence, if the source model and ours were compared."""
+    if SOURCE not in average or OURS not in average:
+        return ""
+    before, after = (f"{average[method].mean:.1f}&thinsp;%" for method in (SOURCE, OURS))
+    domains = f"{len(names)} domains" if len(names) > 1 else worded(names[0])
+    return (
+        f"<p class=number>{before} <span>→</span> <b>{after}</b></p><p class=hero>of the predictions on {domains} that "
+        f"the model was never trained for are wrong: before, and with <b class=ours>{OURS}</b>, which adapts while it "
+        "predicts, with forward passes alone.</p>"
+    )
+
+
+def figure(caption: str, svg: str) -> str:
+    """In the colours of the page: ink is the text's, and there is no paper."""
+    drawn = svg.replace(INK, "currentColor").replace("fill: #ffffff", "fill: none")
+    return (
+        f"<figure><div class=scroll tabindex=0><div class=narrow>{drawn}</div></div>"
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+    )
 
 
 def page(title: str, lead: str, body: str) -> str:
@@ -66,24 +108,31 @@ def page(title: str, lead: str, body: str) -> str:
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title><style>{STYLE}</style></head><body>
-<h1>{html.escape(title)}</h1><p class="lead">{html.escape(lead)}</p>
+<h1>{html.escape(title)}</h1>{f"<p class=lead>{html.escape(lead)}</p>" if lead else ""}
 {body}
 <p>mergetta {mergetta.__version__}</p></body></html>
 """
 
 
 def html_table(table: ErrorTable) -> str:
-    def row(name: str, numbers: list[Any], tag: str = "td") -> str:
-        (best,) = best_rows([numbers])
-        cells = "".join(f"<td{' class=best' if i in best else ''}>{number}</td>" for i, number in enumerate(numbers))
-        return f"<tr><td>{html.escape(name)}</td>{cells}</tr>"
+    """A heat map with numbers; ours stands out."""
+    most = max(cell.mean for cell in table.cells.values()) or 1.0
+    methods = sorted(
+        table.methods, key=lambda method: (method != SOURCE, method != OURS)
+    )  # before and after come first
+    ours = [" ours" if method == OURS else "" for method in methods]
 
-    head = "".join(f"<th>{html.escape(method)}</th>" for method in table.methods)
-    body = "".join(
-        row(domain.replace("_", " "), [table.cells[domain, method] for method in table.methods])
-        for domain in table.domains
-    )
-    foot = row("average", [table.average[method] for method in table.methods])
+    def row(name: str, numbers: list[Number]) -> str:
+        (best,) = best_rows([numbers])
+        cells = "".join(
+            f'<td class="{"best" if i in best else ""}{ours[i]}" style="--heat: {number.mean / most:.2f}">{number}</td>'
+            for i, number in enumerate(numbers)
+        )
+        return f"<tr><td>{worded(name)}</td>{cells}</tr>"
+
+    head = "".join(f'<th class="{mark}">{html.escape(method)}</th>' for method, mark in zip(methods, ours, strict=True))
+    body = "".join(row(domain, [table.cells[domain, method] for method in methods]) for domain in table.domains)
+    foot = row("average", [table.average[method] for method in methods])
     return f"<table><thead><tr><th>domain</th>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
 
 
@@ -94,12 +143,20 @@ def write_studies(path: Path, studies: Sequence[Study]) -> None:
     links = "".join(
         f'<li><a href="#{anchor(s)}">{html.escape(s.suite)}: {html.escape(s.title)}</a></li>' for s in ordered
     )
-    body = f"""<nav><ul>{links}</ul></nav>
+    tables = [study for study in ordered if study.name == STUDIES[0]]
+    found = [headline(averages(own_part(study), study.facts["domains"]), study.facts["domains"]) for study in tables]
+    body = f"""{next(filter(None, found), "")}
+<nav><ul>{links}</ul></nav>
 <h3>Protocol</h3><p>{PROTOCOL} Numbers are means over seeds ± standard deviation. Bold: no other row of its kind is
 better by more than the larger of the two spreads. Italics: the paper's numbers, for its own families and data.</p>
 {"".join(map(section, ordered))}"""
     lead = "Tables and figures of the paper, measured by mergetta."
     write_atomically(path, page("mergetta · results", lead, body).encode())
+
+
+def own_part(study: Study) -> list[Record]:
+    """Records of the source model and of ours, in the part that has both."""
+    return [dict(r) for r in study.records if r.get("part") == "roid" and r["method"] in (SOURCE, OURS)]
 
 
 def place(study: Study) -> int:
@@ -111,11 +168,7 @@ def anchor(study: Study) -> str:
 
 
 def section(study: Study) -> str:
-    figures = "".join(
-        f"<figure><div class=scroll tabindex=0><div class=narrow>{drawing.svg}</div></div>"
-        f"<figcaption>{html.escape(drawing.caption)}</figcaption></figure>"
-        for drawing in study.drawings
-    )
+    figures = "".join(figure(drawing.caption, drawing.svg) for drawing in study.drawings)
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in study.notes)
     versions = ", ".join(f"{name} {number}" for name, number in study.facts["versions"].items())
     settings = html.escape(json.dumps(study.facts["settings"], indent=1))

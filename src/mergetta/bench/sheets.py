@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mergetta.bench.tables import Number, best_rows
+from mergetta.bench.tables import Number, best_rows, is_ours
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
 
@@ -66,7 +66,8 @@ def html_row(row: Row) -> str:
     cells = "".join(
         f"<td{' class=best' if i in row.best else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row.cells)
     )
-    return f"<tr{' class=paper' if row.paper else ''}><td>{html.escape(row.name)}</td>{cells}</tr>"
+    kind = " class=paper" if row.paper else " class=ours" if is_ours(row.name) else ""
+    return f"<tr{kind}><td>{html.escape(row.name)}</td>{cells}</tr>"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,16 @@ from mergetta.files import write_atomically
 
 Record = dict[str, Any]
 SPREAD = "spread: standard deviation over seeds"
+OURS, SOURCE = "race-merge", "source"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a row or a column is our own method, whatever is told after a comma.
+
+    >>> is_ours("race-merge, ROID experts")
+    True
+    """
+    return name.partition(",")[0] == OURS
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,6 @@ def write_json(path: Path, suite: Suite, expert: str, seeds: Sequence[int], reco
         "suite": suite.name,
         "family": records[0]["family"] if records else "",
         "settings": settings_of(suite, expert, seeds),
-        "results": records,
+        "results": [{name: value for name, value in record.items() if name != "predicted"} for record in records],
     }
     write_atomically(path, json.dumps(content, indent=1).encode())

@@ -156,6 +156,7 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
     """Measure what the cache lacks, and show it."""
     from mergetta.bench.report import write_report
     from mergetta.bench.runner import run_sweep
+    from mergetta.bench.showcase import showcase
     from mergetta.bench.tables import SPREAD, error_table, rich_table, settings_of, write_json
 
     console = wide_console()
@@ -173,7 +174,8 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
         write_json(json, suite, part.expert, seeds, records)
         console.print(f"results: {json}")
     if html:
-        write_report(html, f"mergetta · {suite.name}", note, records, settings_of(suite, part.expert, seeds))
+        settings, pictures = settings_of(suite, part.expert, seeds), showcase(suite, part.domains, records)
+        write_report(html, f"mergetta · {suite.name}", note, records, settings, pictures)
         console.print(f"page with figures: {html}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,11 @@ from mergetta.cli.run import Authorities, Token, VerifyKey
 from mergetta.errors import MergettaError
 
 if TYPE_CHECKING:
+    from mergetta.device.hub_client import HubClient
     from mergetta.family_file import FamilyFile
+
+FINGERPRINT = re.compile(r".+-[0-9a-f]{16}")
+"""What hubs call a family: its name and a digest."""
 
 
 def command(
@@ -39,20 +44,20 @@ def command(
 ) -> None:
     """Condense experts into the bundle that a weak device merges and tunes.
 
-    Experts know their source model. `--family` is for a hub's bundle (without it, `fashion-bn`'s), and for experts
-    that Python code saved without their source.
+    Experts know their source model. `--family` is for experts that Python code saved without their source, and for a
+    hub that has several families: a model, or what the hub calls it.
 
     Example: `mergetta build fog.safetensors snow.safetensors --out bundle.safetensors`
+
+    Example: `mergetta build --hub https://hub.example --token … --out bundle.safetensors`
     """
     from mergetta.expert import Expert
     from mergetta.merging import build_bundle
 
     if hub is not None:
-        from mergetta.models.family import load_family
-
         if experts:
             raise typer.BadParameter("Give either expert files or --hub.")
-        download(load_family(family or "fashion-bn", checkpoint).fingerprint, out, hub, token, verify_key, ca)
+        download(family, checkpoint, out, hub, token, verify_key, ca)
         return
     if not experts:
         raise typer.BadParameter("Missing argument: give expert files, or --hub to take the bundle of a hub.")
@@ -86,16 +91,38 @@ def source_model(experts: list[Path], family: str | None, checkpoint: Path | Non
 
 
 def download(
-    family: str, out: Path, hub: str, token: str | None, verify_keys: list[str] | None, ca: Path | None
+    family: str | None,
+    checkpoint: Path | None,
+    out: Path,
+    hub: str,
+    token: str | None,
+    verify_keys: list[str] | None,
+    ca: Path | None,
 ) -> None:
     from mergetta.device.hub_client import HubClient, read_key
     from mergetta.files import write_atomically
 
-    fetched = HubClient(hub, token, ca=ca, verify_keys=[read_key(key) for key in verify_keys or ()]).bundle(family)
+    client = HubClient(hub, token, ca=ca, verify_keys=[read_key(key) for key in verify_keys or ()])
+    fetched = client.bundle(family_at(client, family, checkpoint))
     assert fetched is not None  # only a conditional request can be answered with nothing
     write_atomically(out, fetched.data)
     Console().print(
-        f"{out}: the hub's bundle {fetched.id[:12]}, {fetched.bundle.dimension} coefficients, "
-        f"{len(fetched.data):,} bytes",
+        f"{out}: the hub's bundle {fetched.id[:12]} of {fetched.bundle.family}, {fetched.bundle.dimension} "
+        f"coefficients, {len(fetched.data):,} bytes",
         highlight=False,
     )
+
+
+def family_at(client: HubClient, family: str | None, checkpoint: Path | None) -> str:
+    """What a hub calls the family: its only one, the one that is named so, or that of a model, which needs PyTorch."""
+    if family is None and checkpoint is None:
+        known = client.families()
+        if len(known) == 1:
+            return known[0]
+        told = f"has the families {', '.join(known)}: name one with --family" if known else "shows this token no family"
+        raise MergettaError(f"The hub {told}.")
+    if family and checkpoint is None and FINGERPRINT.fullmatch(family):
+        return family
+    from mergetta.models.family import load_family
+
+    return load_family(family or "fashion-bn", checkpoint).fingerprint

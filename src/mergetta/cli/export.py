@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from mergetta.cli.options import Checkpoint, Family
+from mergetta.errors import MergettaError
+from mergetta.runtimes.onnx_metadata import plain_path
 
 if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T")
-ENOUGH = 512
-"""Images to measure on."""
+ENOUGH, FEW = 2000, 512
+"""Images to measure a signature on, and all else."""
 
 
 class Int8(StrEnum):
@@ -38,8 +41,9 @@ def command(
     calibration: Annotated[
         str | None,
         typer.Option(
-            help="Clean images: FILE.npz, a folder, or `fashion`; 512 are enough. `--int8 static` needs them, and "
-            "transformers gain from them in `run`."
+            help="Clean images, as the model was made for: FILE.npz, a folder, or `fashion`; of more than 2,000, every "
+            "so many-th. An own model learns from them where it is at home and to be left as it is; transformers gain "
+            "from them in `run`; `--int8 static` needs them."
         ),
     ] = None,
 ) -> None:
@@ -49,35 +53,63 @@ def command(
     costs that was never adjustable. An int8 model has none.
 
     Example: `mergetta export --family fashion-vit --int8 dynamic --out fashion-vit-int8.onnx`
+
+    Example: `mergetta export --family own_model:family --checkpoint weights.pt --calibration clean/ --out model.onnx`
     """
+    if int8 is Int8.static and calibration is None:
+        raise MergettaError("`--int8 static` measures ranges on images: give some with --calibration.")
+    stages = Console(stderr=True, highlight=False)
+    stages.print(f"exporting {escape(family)}: two graphs are traced, which may take a minute")
+    with stages.status("loading") as status:
+        said = export(out, family, checkpoint, size, int8, calibration, status.update)
+    Console(highlight=False, soft_wrap=True).print(escape(said))
+
+
+def export(
+    out: Path,
+    family: str,
+    checkpoint: Path | None,
+    size: int | None,
+    int8: Int8 | None,
+    calibration: str | None,
+    tell: Callable[[str], None],
+) -> str:
+    """Write the files, and say which."""
     from mergetta.adapters.forward_only.source_features import measure_source
-    from mergetta.errors import MergettaError
     from mergetta.files import write_atomically
     from mergetta.models.family import load_family
     from mergetta.runtimes.export import set_metadata, to_onnx, to_plain_onnx, write_models
+    from mergetta.runtimes.home import with_home
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
     from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
 
-    if int8 is Int8.static and calibration is None:
-        raise MergettaError("`--int8 static` measures ranges on images: give some with --calibration.")
-    console = Console()
     source = load_family(family, checkpoint)
     images = clean_images(calibration, len(source.preprocessing.mean), size or source.preprocessing.size)
-    with console.status(f"exporting {family}"):
-        model = to_onnx(source, size)
-        plain = None if int8 else to_plain_onnx(source, size)
-        if int8 is Int8.dynamic:
-            model = quantize_dynamic(model)
-        elif int8 is Int8.static and images is not None:
-            model = quantize_static(model, batches(images))
-    if images is not None:
-        measured = measure_source(OnnxRuntime(model.SerializeToString()), batches(images))
+    few = None if images is None else images[evenly(range(len(images)), FEW)]
+    if images is not None and source.signature is None:
+        tell(f"measuring {len(images)} clean images")
+        source = with_home(source, batches(images))
+    tell("tracing the adjustable graph")
+    model = to_onnx(source, size)
+    if int8 is Int8.dynamic:
+        model = quantize_dynamic(model)
+    elif int8 is Int8.static and few is not None:
+        tell("quantising")
+        model = quantize_static(model, batches(few))
+    if few is not None:
+        measured = measure_source(OnnxRuntime(model.SerializeToString()), batches(few))
         set_metadata(model, features=[values.tolist() for values in measured])
-    if plain is None:
+    if int8:
         write_atomically(out, model.SerializeToString())
     else:
-        write_models(out, model, plain)
-    console.print(f"{out}: {source.fingerprint}, {out.stat().st_size:,} bytes{f', int8 {int8}' if int8 else ''}")
+        tell("tracing the plain graph")
+        write_models(out, model, to_plain_onnx(source, size))
+    files = [out] if int8 else [out, plain_path(out)]
+    home = "" if source.signature is not None else "; without --calibration, a device adapts to clean images too"
+    return (
+        f"{' and '.join(f'{file} ({file.stat().st_size:,} bytes)' for file in files)}: {source.fingerprint}"
+        f"{f', int8 {int8}' if int8 else ''}{home}"
+    )
 
 
 def clean_images(source: str | None, channels: int, size: int | None) -> np.ndarray | None:
@@ -85,21 +117,20 @@ def clean_images(source: str | None, channels: int, size: int | None) -> np.ndar
     import numpy as np
 
     from mergetta.data.images import image_files, load_images, read_image
-    from mergetta.errors import MergettaError
 
     if source is None:
         return None
     if Path(source).is_dir():
-        images = [read_image(file, channels, size) for file in evenly(image_files(Path(source)))]
+        images = [read_image(file, channels, size) for file in evenly(image_files(Path(source)), ENOUGH)]
         if len({image.shape for image in images}) > 1:
             raise MergettaError(f"The images in {source} have different sizes: say which with --size.")
         return np.stack(images)
     loaded = load_images(source, channels, size)
-    return loaded[evenly(range(len(loaded)))]
+    return loaded[evenly(range(len(loaded)), ENOUGH)]
 
 
-def evenly(things: Sequence[T]) -> list[T]:
-    count = min(len(things), ENOUGH)
+def evenly(things: Sequence[T], most: int) -> list[T]:
+    count = min(len(things), most)
     return [things[i * len(things) // count] for i in range(count)]
 
 

@@ -161,7 +161,22 @@ def describe_predictions(path: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
     return facts, {"classes": [{"class": name, "images": count} for name, count in classes.most_common()]}
 
 
+def describe_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
+    """Weights that PyTorch saved."""
+    from mergetta.models.checkpoints import read_tensors
+
+    tensors = read_tensors(path)
+    facts = {
+        "format": "checkpoint of PyTorch",
+        "parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "use": f"--family module:function --checkpoint {path}",
+    }
+    rows = [{"tensor": name, "type": str(t.dtype), "shape": str(tuple(t.shape))} for name, t in tensors.items()]
+    return facts, {"tensors": rows}
+
+
 READERS = {
+    **dict.fromkeys((".pt", ".pth", ".th", ".ckpt"), describe_checkpoint),
     ".onnx": describe_onnx,
     ".json": describe_json,
     ".jsonl": describe_predictions,

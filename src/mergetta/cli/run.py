@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 LINK = ("verify_key", "ca", "device", "hub_folder", "refresh", "exclude", "exclude_own")
 """Options of what a hub gives."""
-IMAGES = "A folder of images, FILE.npz, a video file, camera:0, rtsp://…, or `-` for raw frames on standard input."
+IMAGES = (
+    "A folder of images (read in the order of their names), FILE.npz, a video file, camera:0, rtsp://…, or `-` for raw "
+    "frames on standard input."
+)
 Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
 Authorities = Annotated[Path | None, typer.Option(help="Certificate authorities to trust (default: the system's).")]
 VerifyKey = Annotated[
@@ -72,7 +75,12 @@ def command(
         Path, typer.Option(file_okay=False, help="For the hub's bundle and unsent reports; one per device.")
     ] = Path("mergetta-hub"),
     refresh: Annotated[float, typer.Option(help="Seconds between two questions for a newer bundle.")] = 60,
-    exclude: Annotated[list[str] | None, typer.Option(help="A domain whose experts to leave out.")] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A domain whose experts to leave out; a hub does so if at least three tokens contributed to it."
+        ),
+    ] = None,
     exclude_own: Annotated[bool, typer.Option(help="Leave out the experts that this token contributed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,
@@ -99,11 +107,13 @@ def command(
         assert agent.predictions is not None
         stream = open_stream(images, running.shape, agent.predictions.done, parse(frame))
         batches = Batches(stream, batch_size, max_wait)
-        with ended_by_signals(batches.stop):
+        with ended_by_signals(batches.stop) as signals:
             follow(agent, batches, quiet or str(out) == "-")
     if not quiet:
-        report(agent.summary(), out, json)
-    if not agent.progress.images and not batches.interrupted:
+        report(agent.summary(), out, json, bool(signals))
+    if signals:
+        raise typer.Exit(128 + signals[0])
+    if not agent.progress.images:
         typer.echo(f"error: {images} has no image that can be read ({agent.progress.bad} bad).", err=True)
         raise typer.Exit(1)
 
@@ -116,14 +126,17 @@ def check_link(context: typer.Context, hub: str | None) -> None:
             raise typer.BadParameter(f"--{name.replace('_', '-')} goes with --hub only.")
 
 
-def report(summary: Summary, out: Path, json: bool) -> None:
+def report(summary: Summary, out: Path, json: bool, interrupted: bool) -> None:
     """On standard output, unless the predictions are there."""
+    generation = f", generation {summary.generation}" if summary.generation else ""
     text = (
-        f"{out}: {summary.images} images ({summary.bad} bad), {summary.forwards:.2f} forward passes per image, "
+        f"{'interrupted: ' if interrupted else ''}{out}: {summary.images} images ({summary.bad} bad), "
+        f"{summary.milliseconds:.1f} ms and {summary.forwards:.2f} forward passes per image, "
         f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks, {summary.state}; "
-        f"normalised with {summary.normalises}{heaviest(summary.weights)}"
+        f"bundle {summary.bundle[:12]}{generation}; normalised with {summary.normalises}{heaviest(summary.weights)}"
     )
-    typer.echo(json_format.dumps(dataclasses.asdict(summary)) if json else text, err=str(out) == "-")
+    facts = {**dataclasses.asdict(summary), "interrupted": interrupted}
+    typer.echo(json_format.dumps(facts) if json else text, err=str(out) == "-")
 
 
 def parse_option(text: str) -> tuple[str, Any]:
@@ -165,10 +178,15 @@ def parse(frame: str | None) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def ended_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the stream with what was read, which is predicted and written; a second one ends all."""
+def ended_by_signals(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the stream with what was read, which is predicted and written; a second one ends all.
+
+    Gives the list of signals that came, so far.
+    """
+    came: list[int] = []
 
     def note(number: int, stack: object) -> None:
+        came.append(number)
         stop()
         restore()
 
@@ -178,7 +196,7 @@ def ended_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield came
     finally:
         restore()
 

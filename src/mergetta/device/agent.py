@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from mergetta.adapters.base import Adapter
 from mergetta.arrays import Array
+from mergetta.bundle import Bundle
 from mergetta.data.streams import as_input
 from mergetta.device.predictions import STANDARD_OUTPUT, Predictions
 from mergetta.device.state import Progress, Saved, load_state, save_state
@@ -26,6 +28,9 @@ from mergetta.losses.probabilities import softmax
 
 if TYPE_CHECKING:
     from mergetta.device.hub_link import HubLink
+
+SAVE_EVERY = 10.0
+"""Seconds between two saves where no rows are written that a state must agree with."""
 
 
 @dataclass
@@ -39,9 +44,13 @@ class Summary:
     shifts: int = 0
     fallbacks: int = 0
     forwards: float = 0.0
+    milliseconds: float = field(default=0.0, compare=False)
+    """Per image, from when it is at hand to when its row and the state are written, since this start."""
     state: str = ""
     entropy: float = 0.0
     bundle: str = ""
+    generation: int = 0
+    """Of the bundle, as its hub counts them; 0 if it comes from no hub."""
     normalises: str = ""
     weights: Mapping[str, float] = field(default_factory=dict)
 
@@ -51,7 +60,8 @@ class Agent:
 
     The state has what was learnt, which serves any stream, and how far each file of predictions has got. After a
     restart such a file is cut back to what the state knows of, and the stream goes on from there: no step is lost and
-    none is taken twice. A file that is gone is begun anew, with what was learnt.
+    none is taken twice. A file that is gone is begun anew, with what was learnt. Without such a file there is nothing
+    that a state must agree with, and it is saved every few seconds, with a change of bundle, and at the end.
 
     With a link to a hub (already started: the adapter has its bundle), a newer bundle is taken between batches. It is
     on disk before the state that refers to it, and the old one until then, so a crash never leaves a state without
@@ -67,6 +77,7 @@ class Agent:
         state: Path | None = None,
         link: HubLink | None = None,
         report_every: int = 10,
+        generation: int = 0,
     ) -> None:
         """`bundle` is the digest of what the adapter works on: a state belongs to it. Without `out` no rows are
         written; `-` is standard output, of which a state remembers nothing.
@@ -78,13 +89,15 @@ class Agent:
         self.state = state
         self.family = adapter.runtime.family
         self.link, self.report_every = link, report_every
-        self.bundle = bundle
+        self.bundle, self.generation = bundle, generation
         self._kept = ""  # the bundle that the link was told to keep
         self._unreported = 0  # batches since the last report
         self._known: dict[str, Progress] = {}  # of all files of predictions
         self.progress = self._resume(out)
         self.predictions = Predictions(out, self.progress.written) if out else None
         self.entropy = 0.0
+        self._seconds, self._timed = 0.0, 0  # of images since this start
+        self._saved = time.monotonic()
 
     def _resume(self, out: Path | None) -> Progress:
         saved = load_state(self.state, self.family, self.bundle) if self.state else None
@@ -110,7 +123,7 @@ class Agent:
 
     def step(self, batch: list[Item]) -> Summary:
         """One batch: predict, write, save."""
-        first = self.position
+        began, first = time.perf_counter(), self.position
         if not first:
             self._save()  # a file of predictions is known to be this state's before it has a row
         good = [item.image for item in batch if item.image is not None]
@@ -123,7 +136,7 @@ class Agent:
             rows.append(row | ({"error": item.problem} if item.image is None else self._named(next(found))))
         self.progress.bad += len(batch) - len(good)
         self._write(rows)
-        return self.finish()
+        return self.finish(began, len(good))
 
     def predict(self, images: Array) -> NDArray[np.float32]:
         """Probabilities of a batch, with the newest bundle that there is."""
@@ -136,9 +149,13 @@ class Agent:
         self.entropy = float(np.mean(entropy_of(probabilities)))
         return np.asarray(probabilities)
 
-    def finish(self) -> Summary:
-        """After a batch: save, and tell the hub."""
-        self._save()
+    def finish(self, began: float, images: int) -> Summary:
+        """After a batch of so many good images, which was at hand at `began`: save, and tell the hub."""
+        swapped = self.link is not None and self._kept != self.bundle
+        if self.predictions or swapped or time.monotonic() - self._saved >= SAVE_EVERY:
+            self._save()
+        self._seconds += time.perf_counter() - began
+        self._timed += images
         summary = self.summary()
         if self.link:
             self._tell(self.link, summary)
@@ -158,7 +175,7 @@ class Agent:
         except MergettaError as error:
             self.link.refuse(error)
             return
-        self.bundle = id
+        self.bundle, self.generation = id, generation_of(bundle)
 
     def _tell(self, link: HubLink, summary: Summary) -> None:
         """After the state was saved: which bundle is needed, and from time to time how it goes."""
@@ -174,7 +191,8 @@ class Agent:
     def _report(self, link: HubLink, summary: Summary) -> None:
         """Counts and norms; never an image, nor what was predicted for one."""
         status, report = self.adapter.status(), dataclasses.asdict(summary)
-        del report["normalises"]  # for people beside the device
+        for name in ("normalises", "milliseconds", "generation"):  # for people beside the device
+            del report[name]
         report["entropy"] = finite(self.entropy)
         report["loss"] = None if status.loss is None else finite(status.loss)
         report["moved"] = None if status.moved is None else finite(status.moved)
@@ -190,6 +208,7 @@ class Agent:
     def _save(self) -> None:
         if self.state:
             save_state(self.state, Saved(self.adapter.state_dict(), self._known), self.family, self.bundle)
+        self._saved = time.monotonic()
 
     def summary(self) -> Summary:
         status, progress = self.adapter.status(), self.progress
@@ -201,9 +220,11 @@ class Agent:
             shifts=status.shifts,
             fallbacks=status.fallbacks,
             forwards=progress.passes / max(1, progress.images),
+            milliseconds=1000 * self._seconds / max(1, self._timed),
             state=status.phase,
             entropy=self.entropy,
             bundle=self.bundle,
+            generation=self.generation,
             normalises=status.normalises,
             weights=status.weights,
         )
@@ -217,11 +238,19 @@ class Agent:
             self.close()
 
     def close(self) -> None:
-        """Leave a last report, and close the file."""
+        """Save what was learnt since the last time, leave a last report, and close the file."""
+        if self._timed and not self.predictions:
+            self._save()
         if self.link and self._unreported:
             self._report(self.link, self.summary())
         if self.predictions:
             self.predictions.close()
+
+
+def generation_of(bundle: Bundle) -> int:
+    """Which of a hub's bundles it is, as the hub counts them; 0 if it comes from no hub."""
+    found = bundle.settings.get("generation")
+    return found if isinstance(found, int) else 0
 
 
 def seen_from(folder: Path, file: Path) -> str:

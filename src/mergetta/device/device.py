@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from mergetta.adapters.base import Status
 from mergetta.bundle import Bundle
 from mergetta.data.streams import as_input
-from mergetta.device.agent import Agent
+from mergetta.device.agent import Agent, generation_of
 from mergetta.device.methods import create
 from mergetta.device.state import bundle_of
 from mergetta.device.stream import ImageShape
@@ -31,7 +33,8 @@ class Device:
     hub: the address of a hub, which is asked for newer ones. `connection` are options of `connect`: `token`, …
     method, options, mirror: as of `mergetta run`.
     resize: whether frames of another size are made to fit, or refused.
-    state: a file that keeps what was learnt; the next device that is given it goes on from there.
+    state: a file that keeps what was learnt; the next device that is given it goes on from there. It is written every
+        ten seconds, with every change of bundle, and by `close`.
     out: the file to which `mergetta run` writes; `predict` writes nothing.
 
     >>> device = Device("model.onnx", bundle="bundle.safetensors")  # doctest: +SKIP
@@ -73,24 +76,28 @@ class Device:
             else:
                 merged = bundle if isinstance(bundle, Bundle) else Bundle.load(str(bundle), runtime.family)
             adapter = create(method, runtime, merged, options or {}, mirror)
-            self.agent = Agent(adapter, link.id if link else merged.digest, self.classes, out, state, link)
+            id = link.id if link else merged.digest
+            self.agent = Agent(adapter, id, self.classes, out, state, link, generation=generation_of(merged))
             stack.callback(self.agent.close)
-            self._stack = stack.pop_all()
+            self._end = weakref.finalize(self, stack.pop_all().close)  # also when the program ends
 
     def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Probabilities, (K,) of a frame or (B, K) of a batch; adapts as it predicts.
 
         Frames are uint8 as a camera gives them, (H, W, C) or grey (H, W), and a batch is (B, H, W, C).
         """
+        began = time.perf_counter()
         frames = np.asarray(images)
         frames = frames[..., None] if frames.ndim == 2 else frames
         if frames.dtype != np.uint8 or frames.ndim not in (3, 4) or not frames.size:
+            hint = ": a float image in [0, 1] becomes one by (255 * image).astype('uint8')"
             raise MergettaError(
-                f"A frame is uint8 (H, W[, C]) and a batch (B, H, W, C), not {frames.dtype} {frames.shape}."
+                f"A frame is uint8 (H, W[, C]) and a batch (B, H, W, C), not {frames.dtype} {frames.shape}"
+                f"{hint if frames.dtype.kind == 'f' else ''}."
             )
         batch = np.stack([self.shape.fit(frame) for frame in (frames if frames.ndim == 4 else frames[None])])
         probabilities = self.agent.predict(as_input(batch))
-        self.agent.finish()
+        self.agent.finish(began, len(batch))
         return probabilities if frames.ndim == 4 else probabilities[0]
 
     def status(self) -> Status:
@@ -98,8 +105,8 @@ class Device:
         return self.agent.adapter.status()
 
     def close(self) -> None:
-        """Leave a last report with the hub and let go of it; a `with` statement does so by itself."""
-        self._stack.close()
+        """Save the state, leave a last report with the hub and let go of it, as a `with` statement does by itself."""
+        self._end()
 
     def __enter__(self) -> Device:
         return self

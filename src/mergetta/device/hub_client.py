@@ -130,6 +130,14 @@ class HubClient:
         family = expect(read_header(data, "the family file"), "family", str, "the family file")
         self._request("PUT", f"/v1/families/{quote(family, safe='')}", data)
 
+    def families(self) -> list[str]:
+        """Those that the token sees."""
+        answer = self._request("GET", "/v1/families")
+        try:
+            return [str(family["id"]) for family in json.loads(answer.data)]
+        except (ValueError, TypeError, KeyError) as error:
+            raise HubError("The hub's answer is no list of families: is this the address of a hub?") from error
+
     def family_file(self, family: str) -> bytes | None:
         """What a family was registered with, as bytes of a family file; None if the hub does not know it."""
         try:

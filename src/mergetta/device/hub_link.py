@@ -30,6 +30,8 @@ from mergetta.runtimes.base import Runtime
 log = logging.getLogger(__name__)
 MAX_REPORTS = 1000
 REPORTS_PER_REQUEST = 100
+HURRY = 1.0
+"""Seconds that a device with a bundle of its own waits for the hub's word when it starts."""
 DEVICE_NAME = r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,199}"
 """What hubs take; a name that none takes must not come to light report by report."""
 
@@ -94,22 +96,34 @@ class HubLink:
         self._latest: str | None = None  # what the hub last gave us, in use or not
         self._lock = threading.Lock()  # over `_newer` and what is in the cache
         self._told: dict[str, str] = {}
+        self._asked = threading.Event()  # once
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, id: str | None = None) -> Bundle:
-        """The bundle with this id, if a state refers to one; else the hub's newest, or the last one it gave us."""
-        bundle = self._cached(id) if id else None
-        delay = 0.0
-        if id and bundle:  # the hub can wait: what it has by now comes as a newer one
-            self.id = self._latest = id
-        else:
+        """The bundle with this id, if a state refers to one; else the hub's newest, or the last one it gave us.
+
+        Whoever has one and a thread does not wait long: what the hub says later comes as a newer one.
+        """
+        held = self._cached(id) if id else None
+        found = (held, id) if held and id else None
+        if found is None and id is None and self.refresh is not None:
+            found = self._newest_cached()
+        if found is None:
             bundle, self.id, fresh = self._first(id)
-            delay = (self.refresh or 0.0) if fresh else 0.0
+            self._ask_from_now_on((self.refresh or 0.0) if fresh else 0.0)
+            return bundle
+        bundle, self.id = found
+        self._latest = self.id
+        self._ask_from_now_on(0.0)
+        if id is None and self._asked.wait(HURRY) and (newer := self.newer()):
+            bundle, self.id = newer
+        return bundle
+
+    def _ask_from_now_on(self, delay: float) -> None:
         if self.refresh is not None:
             self._thread = threading.Thread(target=self._run, args=(delay,), name="mergetta-hub", daemon=True)
             self._thread.start()
-        return bundle
 
     def newer(self) -> tuple[Bundle, str] | None:
         """A bundle to change to, and its id: already on disk, and told only once."""
@@ -159,6 +173,7 @@ class HubLink:
                 self.sync()
             except Exception:  # whatever it was, the device predicts on, and the next round may fare better
                 log.exception("The hub could not be asked")
+            self._asked.set()
             delay = self.refresh * random.uniform(0.9, 1.1)  # a fleet that started together does not ask together
         self._send()
 

@@ -36,6 +36,7 @@ def zo_merge(runtime: OnnxRuntime, bundle: Bundle, options: Options) -> Adapter:
         "normalise": Normaliser.of_bundle(runtime, bundle),
     }
     stepping = {name: value for name, value in options.items() if name not in governing}
+    check_options("zo-merge", Governed, governing)
     check_options("zo-merge", ZOMerge, stepping)
     return Governed(ZOMerge(runtime, **known | stepping), **governing)
 

@@ -49,12 +49,22 @@ class ImageShape:
         """(size, size, channels), or one sentence."""
         height, width, channels = image.shape
         if channels != self.channels:
-            raise MergettaError(f"The image has {channels} channels, not {self.channels}.")
+            hint = advice(image.shape, self.channels)
+            raise MergettaError(f"The image has {channels} channels, not {self.channels}{hint}.")
         if (height, width) == (self.size, self.size):
             return image
         if not self.resize:
             raise MergettaError(f"The image has {height}x{width} pixels, not {self.size}x{self.size}.")
         return resized(image, self.size)
+
+
+def advice(shape: tuple[int, ...], channels: int) -> str:
+    """How an array becomes an image of so many channels."""
+    if shape[0] == channels:
+        return ": channels come last, so give image.transpose(1, 2, 0)"
+    if shape[2] == 1:
+        return f": a grey image becomes one of colours by image.repeat({channels}, axis=2)"
+    return ": convert it to grey" if channels == 1 else ""
 
 
 def open_stream(
@@ -102,11 +112,18 @@ def folder(path: Path, files: list[Path], shape: ImageShape, done: Done) -> Iter
             data = read_bytes(file)
             content = digest(data)
             if (name, content) not in done:
-                image = shape.fit(as_array(open_image(io.BytesIO(data), shape.channels, str(file))))
+                image = shape.fit(as_array(open_image(Content(data), shape.channels, str(file))))
         except MergettaError as error:
             problem = str(error)
         if (name, content) not in done:
             yield Item(name, image, problem, content)
+
+
+class Content(io.BytesIO):
+    """Of a file; errors of Pillow quote it."""
+
+    def __repr__(self) -> str:
+        return f"of {self.getbuffer().nbytes} bytes"
 
 
 def frames(stdin: BinaryIO, shape: ImageShape, frame: tuple[int, int]) -> Iterator[Item]:
@@ -147,7 +164,6 @@ class Batches:
 
     def __init__(self, items: Iterator[Item], size: int, max_wait: float | None = None) -> None:
         self.size, self.max_wait = size, max_wait
-        self.interrupted = False
         self._left = False
         self._queue: SimpleQueue[Item | Exception | None] = SimpleQueue()
         self._room = threading.Semaphore(size)
@@ -155,7 +171,6 @@ class Batches:
 
     def stop(self) -> None:
         """End with what was read; also from a signal handler."""
-        self.interrupted = True
         self._queue.put(None)
 
     def _read(self, items: Iterator[Item]) -> None:

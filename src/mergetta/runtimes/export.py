@@ -22,7 +22,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,23 +31,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mergetta.arrays import Array
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
 from mergetta.groups import moment_pairs
 from mergetta.models.discovery import BlockOf, find_classifier, find_groups, open_batch_norms
 from mergetta.models.family import Family
 from mergetta.models.watch import Watcher, image_moments, logits_of
+from mergetta.runtimes.home import with_home
 from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, PLAIN_FORMAT, PLAIN_OUTPUTS, VERSION, plain_path
 
 if TYPE_CHECKING:
     import onnx
 
 
-def export_onnx(family: Family, path: str | Path, size: int | None = None, block_of: BlockOf | None = None) -> None:
+def export_onnx(
+    family: Family,
+    path: str | Path,
+    size: int | None = None,
+    block_of: BlockOf | None = None,
+    clean: Iterable[Array] | None = None,
+) -> None:
     """Write the device model of a family, and its plain graph beside it.
+
+    `clean` are batches such as the model was made for. What they look like to it (its signature) goes into the file,
+    unless the family knows already: there a device leaves the model as it is.
 
     >>> export_onnx(load_family("fashion-bn"), "fashion-bn.onnx")   # doctest: +SKIP
     """
+    if clean is not None:
+        family = with_home(family, clean)
     write_models(path, to_onnx(family, size, block_of), to_plain_onnx(family, size, block_of))
 
 

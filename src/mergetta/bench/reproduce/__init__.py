@@ -60,7 +60,8 @@ def label(setting: Setting) -> str:
 
 def slim(record: Mapping[str, Any], part: str) -> dict[str, Any]:
     """A record without what only figures need."""
-    return {"part": part, **{key: value for key, value in record.items() if key not in ("wrong", "sizes", "ranks")}}
+    drawn = ("wrong", "sizes", "ranks", "predicted")
+    return {"part": part, **{key: value for key, value in record.items() if key not in drawn}}
 
 
 def facts_of(setting: Setting, parts: Sequence[Part], command: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
-from mergetta.bench.figures import drawing
+from mergetta.bench.figures import PALE, drawing, shade
 from mergetta.bench.reproduce import paper
 from mergetta.bench.reproduce.setting import Records, Setting, per_domain
 from mergetta.bench.runner import Part
@@ -57,7 +57,7 @@ def figure(rows: dict[str, list[Number | None]]) -> Drawing:
 
     def plot(axes: Axes) -> None:
         places = np.arange(len(averages))
-        colours = ["#999999" if "back-propagation" in name else "#3182bd" for name in averages]
+        colours = [PALE if "back-propagation" in name else shade(name) for name in averages]
         axes.barh(
             places,
             [n.mean for n in averages.values() if n],
@@ -68,4 +68,5 @@ def figure(rows: dict[str, list[Number | None]]) -> Drawing:
         axes.invert_yaxis()
         axes.set_xlabel("error, %, average over the domains")
 
-    return drawing("Average error; bars: spread over seeds; grey: back-propagation.", (8, 0.6 + 0.28 * len(rows)), plot)
+    caption = "Average error; bars: spread over seeds; orange: race-merge; pale: back-propagation."
+    return drawing(caption, (8, 0.6 + 0.28 * len(rows)), plot)

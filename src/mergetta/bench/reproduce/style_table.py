@@ -6,13 +6,14 @@ import dataclasses
 
 from matplotlib.axes import Axes
 
-from mergetta.bench.figures import drawing
+from mergetta.bench.figures import drawing, label_ends, shade
 from mergetta.bench.reproduce import paper
 from mergetta.bench.reproduce.setting import Records, Setting, averages
 from mergetta.bench.runner import Part
 from mergetta.bench.sheets import Drawing, Row, Sheet, rows_of, texts
 from mergetta.bench.store import Store
 from mergetta.bench.suite import INITIAL, load_suite
+from mergetta.bench.tables import is_ours
 from mergetta.data.sources import open_source
 from mergetta.errors import MergettaError
 
@@ -68,19 +69,23 @@ def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Shee
     sheet = Sheet(caption, ("domains", *(str(count) for count in means)), (*forward, bar, *theirs))
 
     def plot(axes: Axes) -> None:
+        ends: dict[str, float] = {}
         for name, numbers in table.items():
             shown = [(count, n) for count, n in zip(means, numbers, strict=True) if n is not None]
             axes.errorbar(
                 [c for c, _ in shown],
                 [n.mean for _, n in shown],
                 yerr=[n.spread or 0.0 for _, n in shown],
-                label=name,
+                color=shade(name),
+                linewidth=3 if is_ours(name) else 1.2,
+                zorder=3 if is_ours(name) else 2,
                 marker="o",
                 linestyle="--" if name == "roid" else "-",
                 capsize=2,
             )
+            ends |= {name: shown[-1][1].mean} if shown else {}
+        label_ends(axes, ends)
         axes.set_xlabel("domains")
         axes.set_ylabel("error, %")
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 
     return [sheet], [drawing("Error by the number of style domains; dashed: back-propagation.", (8, 3.6), plot)]
