@@ -27,8 +27,8 @@ from mergetta.hub.app import create_app
 from mergetta.hub.limits import Gate
 from mergetta.hub.protocol import server_options
 from mergetta.hub.records import Variant
-from mergetta.hub.schema import experts, families
 from mergetta.hub.settings import HubSettings
+from mergetta.hub.store.schema import experts, families
 
 CHROMIUM = shutil.which("chromium")
 needs_browser = pytest.mark.skipif(

@@ -16,8 +16,8 @@ from mergetta.hub.builder import EXACT, Builder
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
 from mergetta.hub.settings import HubSettings, Limits
 from mergetta.hub.state import Hub
-from mergetta.hub.storage import NotThere, Unavailable
 from mergetta.hub.store import Store
+from mergetta.hub.store.storage import NotThere, Unavailable
 
 from .hub_parts import BASE, FAMILY, expert_of, family_file, honest, task_vector
 

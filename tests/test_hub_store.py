@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from mergetta import Bundle, Expert, MergettaError, build_bundle
-from mergetta.hub.blobs import Blobs, digest_of
-from mergetta.hub.database import Database
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
-from mergetta.hub.schema import audit
 from mergetta.hub.settings import Limits
-from mergetta.hub.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 from mergetta.hub.store import Store
+from mergetta.hub.store.blobs import Blobs, digest_of
+from mergetta.hub.store.database import Database
+from mergetta.hub.store.schema import audit
+from mergetta.hub.store.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 
 from .hub_parts import BASE, FAMILY, expert_of, family_file, honest, postgres, s3, task_vector
 
@@ -208,7 +208,7 @@ class StoreContract:
         store.revoke_token(token.id)
         assert store.find_session(other) is None
         assert (store.count_revoked(), store.revoked()) == (1, {token.id})
-        monkeypatch.setattr("mergetta.hub.token_store.SESSION_SECONDS", -1.0)
+        monkeypatch.setattr("mergetta.hub.store.tokens.SESSION_SECONDS", -1.0)
         _, another = store.create_token("person", "admin")
         assert store.find_session(store.open_session(another.id)) is None
         store.note_use({another.id: 5.0})
@@ -413,7 +413,7 @@ class TestSqliteAndFolder(StoreContract):
         from alembic.autogenerate import compare_metadata
         from alembic.migration import MigrationContext
 
-        from mergetta.hub.schema import metadata
+        from mergetta.hub.store.schema import metadata
 
         with store.database.engine.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
@@ -422,7 +422,7 @@ class TestSqliteAndFolder(StoreContract):
         from alembic import command
         from alembic.config import Config
 
-        from mergetta.hub import migrations
+        from mergetta.hub.store import migrations
 
         config = Config()
         config.set_main_option("script_location", str(Path(migrations.__file__).parent))

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from mergetta import MergettaError
-from mergetta.hub import upkeep
 from mergetta.hub.records import ACTIVE, QUARANTINED, Variant
 from mergetta.hub.settings import HubSettings
-from mergetta.hub.store import Store
+from mergetta.hub.store import Store, upkeep
 
 from .hub_parts import FAMILY, honest, postgres, s3
 from .test_cli import mergetta

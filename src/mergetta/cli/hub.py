@@ -309,7 +309,7 @@ def check(
 
     Example: `mergetta hub check --repair`
     """
-    from mergetta.hub import upkeep
+    from mergetta.hub.store import upkeep
 
     found = upkeep.check(opened(folder, database, blobs), repair)
     for finding in found:
@@ -330,7 +330,7 @@ def backup(
 
     Example: `mergetta hub backup copies/monday --folder hub`
     """
-    from mergetta.hub import upkeep
+    from mergetta.hub.store import upkeep
 
     missing = upkeep.backup(opened(folder, database, blobs), opened(out, None, None, new=True))
     typer.echo(f"{out}: a copy" + (f", without {missing} contents that are lost" if missing else ""))
@@ -347,7 +347,7 @@ def restore(
 
     Example: `mergetta hub restore copies/monday --folder new-hub`
     """
-    from mergetta.hub import upkeep
+    from mergetta.hub.store import upkeep
 
     missing = upkeep.restore(opened(source, None, None), opened(folder, database, blobs, new=True))
     typer.echo(f"restored from {source}" + (f", without {missing} contents that are lost" if missing else ""))

@@ -15,7 +15,7 @@ from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBea
 from mergetta.hub.frame import BODY_LIMIT
 from mergetta.hub.records import ADMIN, CONSUME, CONTRIBUTE, TokenRecord
 from mergetta.hub.state import Hub
-from mergetta.hub.storage import Unavailable
+from mergetta.hub.store.storage import Unavailable
 
 COOKIE = "mergetta_session"
 HEADER = "x-mergetta-dashboard"

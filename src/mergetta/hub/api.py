@@ -42,7 +42,7 @@ from mergetta.hub.shapes import (
     Taken,
 )
 from mergetta.hub.state import Hub, Served
-from mergetta.hub.storage import Unavailable
+from mergetta.hub.store.storage import Unavailable
 
 MAPPED = 60
 """Experts in a similarity map."""

@@ -18,7 +18,7 @@ from mergetta.hub.frame import Frame
 from mergetta.hub.metrics import Metrics
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.state import Hub
-from mergetta.hub.storage import Conflict, Damaged, NotThere, Refused, Unavailable
+from mergetta.hub.store.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 
 log = logging.getLogger("mergetta.hub")
 STATUS = {Refused: 403, NotThere: 404, Conflict: 409, Damaged: 503, Unavailable: 503}

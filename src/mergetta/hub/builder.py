@@ -27,8 +27,8 @@ from mergetta.groups import learnable
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, FamilyRecord, Variant
 from mergetta.hub.screening import fair, layout, screen, usual_length
 from mergetta.hub.settings import HubSettings
-from mergetta.hub.storage import Damaged, NotThere, Unavailable
 from mergetta.hub.store import Store
+from mergetta.hub.store.storage import Damaged, NotThere, Unavailable
 from mergetta.merging.build import LOSS_OF
 from mergetta.merging.scatter import Pool
 

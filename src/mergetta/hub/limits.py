@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mergetta.hub.records import TokenRecord
-from mergetta.hub.token_store import TokenStore
+from mergetta.hub.store.tokens import TokenStore
 
 FOLLOWED_EVERY = 1.0
 """Seconds until a token that was revoked is refused."""

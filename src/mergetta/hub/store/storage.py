@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, TimeoutError
 
 from mergetta.errors import MergettaError
-from mergetta.hub.blobs import Blobs
-from mergetta.hub.database import Database
-from mergetta.hub.schema import families
+from mergetta.hub.store.blobs import Blobs
+from mergetta.hub.store.database import Database
+from mergetta.hub.store.schema import families
 
 R = TypeVar("R")
 

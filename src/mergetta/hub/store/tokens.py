@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 import sqlalchemy as sa
 
 from mergetta.errors import MergettaError
-from mergetta.hub.audit_store import COMMAND_LINE, AuditStore
 from mergetta.hub.records import ADMIN, PENDING, ROLES, TokenRecord
-from mergetta.hub.schema import experts, sessions, tokens
-from mergetta.hub.storage import NotThere, reachable, record
+from mergetta.hub.store.audit import COMMAND_LINE, AuditStore
+from mergetta.hub.store.schema import experts, sessions, tokens
+from mergetta.hub.store.storage import NotThere, reachable, record
 
 SESSION_SECONDS = 12 * 3600.0
 """How long a person stays logged in."""

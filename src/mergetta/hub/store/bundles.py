@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from mergetta.bundle import Bundle
 from mergetta.hub.records import BundleRecord, Variant
-from mergetta.hub.schema import bundles, families, variants
-from mergetta.hub.storage import Conflict, NotThere, Storage, reachable, record, repeated
+from mergetta.hub.store.schema import bundles, families, variants
+from mergetta.hub.store.storage import Conflict, NotThere, Storage, reachable, record, repeated
 
 DEMAND = 3600.0
 """Seconds for which a variant is kept up to date after somebody has asked for it."""

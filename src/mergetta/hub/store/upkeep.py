@@ -8,11 +8,11 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from mergetta.errors import MergettaError
-from mergetta.hub.blobs import digest_of
 from mergetta.hub.records import RETIRED, BundleRecord
-from mergetta.hub.schema import bundles, experts, families, metadata, sessions, tokens, variants
-from mergetta.hub.storage import Damaged, NotThere, reachable, record
 from mergetta.hub.store import PROBE, Store
+from mergetta.hub.store.blobs import digest_of
+from mergetta.hub.store.schema import bundles, experts, families, metadata, sessions, tokens, variants
+from mergetta.hub.store.storage import Damaged, NotThere, reachable, record
 
 RECENT = 3600.0
 """Seconds for which a blob that nobody names may belong to an upload that is on its way."""

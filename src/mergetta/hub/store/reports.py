@@ -9,9 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from mergetta.hub.records import DeviceRecord
-from mergetta.hub.schema import devices, families, reports
 from mergetta.hub.settings import Limits
-from mergetta.hub.storage import NotThere, Refused, Storage, reachable, record, repeated
+from mergetta.hub.store.schema import devices, families, reports
+from mergetta.hub.store.storage import NotThere, Refused, Storage, reachable, record, repeated
 
 
 class ReportStore(Storage):
