@@ -154,9 +154,9 @@ class StoreContract:
         assert registered.family(FAMILY).built == 5
         registered.publish(FAMILY, whole, 5, bundle_of(3), SUMMARY, unsigned)  # two builders at once: the first counts
         assert registered.current(FAMILY, whole) == current
-        registered.publish(FAMILY, whole, 4, None, None, unsigned)
+        registered.publish(FAMILY, whole, 4, None, {}, unsigned)
         assert registered.current(FAMILY, whole) == current  # a late "nothing is left" takes nothing newer away
-        registered.publish(FAMILY, whole, 6, None, None, unsigned)
+        registered.publish(FAMILY, whole, 6, None, {}, unsigned)
         assert registered.current(FAMILY, whole) is None
 
     def test_old_bundles_are_forgotten(self, registered: Store) -> None:

@@ -63,12 +63,12 @@ class BundleStore(Storage):
         variant: Variant,
         generation: int,
         bundle: Bundle | None,
-        summary: dict[str, Any] | None,
+        summary: dict[str, Any],
         sign: Callable[[bytes], str | None],
     ) -> None:
         """Swap in a bundle made from a generation of the pool; None if nothing is left to merge."""
         row = None
-        if bundle is not None and summary is not None:
+        if bundle is not None:
             data = bundle.to_bytes()
             Bundle.from_bytes(data)  # what a device would refuse is not published
             row = {
