@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 import mergetta
 from mergetta.errors import MergettaError
-from mergetta.hub import api, dashboard
+from mergetta.hub import dashboard
+from mergetta.hub.api import ROUTERS
 from mergetta.hub.frame import Frame
 from mergetta.hub.metrics import Metrics
 from mergetta.hub.settings import HubSettings
@@ -46,9 +47,8 @@ def create_app(settings: HubSettings) -> FastAPI:
     )
     app.state.hub = hub
     metrics = Metrics(hub.builder)
-    app.include_router(api.open_routes)
-    app.include_router(api.router)
-    app.include_router(api.readers)
+    for router in ROUTERS:
+        app.include_router(router)
     dashboard.add_to(app)
 
     @app.get("/metrics", include_in_schema=False)
