@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,6 +287,52 @@ class StoreContract:
             break_it(registered.blobs.path(expert.id))
             registered.add_expert(FAMILY, data, "t")
             assert registered.blob(expert.id) == data
+
+    def test_a_decision_and_the_same_upload_again_wait_for_each_other(
+        self, registered: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each has taken its first row when the other wants it: rows that are taken in two orders are a deadlock."""
+        data = honest(1).to_bytes()
+        expert, _ = registered.add_expert(FAMILY, data, "t")
+        registered.judge(FAMILY, {expert.id: (ACTIVE, "")})
+        registered.blobs.delete(expert.id)
+        both, change = threading.Barrier(2), registered._change
+
+        def change_meanwhile(connection: Any, family: str) -> int:
+            first = threading.current_thread().name == "decides"
+            with suppress(threading.BrokenBarrierError):
+                if first:
+                    both.wait(1)
+            generation = change(connection, family)
+            with suppress(threading.BrokenBarrierError):
+                if not first:
+                    both.wait(1)
+            return generation
+
+        def decide() -> None:
+            threading.current_thread().name = "decides"
+            registered.decide(expert.id, RETIRED, "")
+
+        monkeypatch.setattr(registered, "_change", change_meanwhile)
+        with ThreadPoolExecutor(2) as threads:
+            for done in (threads.submit(decide), threads.submit(registered.add_expert, FAMILY, data, "t")):
+                done.result()
+        assert registered.expert(expert.id).state == RETIRED
+
+    def test_a_family_that_is_deleted_during_an_upload(
+        self, registered: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file, put = registered.family_file(FAMILY), registered.put_blob
+
+        def delete_meanwhile(data: bytes) -> str:
+            registered.delete_family(FAMILY)
+            return put(data)
+
+        monkeypatch.setattr(registered, "put_blob", delete_meanwhile)
+        with pytest.raises(NotThere, match="register it first"):
+            registered.add_expert(FAMILY, honest(1).to_bytes(), "t", file)
+        with pytest.raises(NotThere):
+            registered.blob(digest_of(honest(1).to_bytes()))
 
     def test_a_family_can_be_deleted(self, registered: Store) -> None:
         registered.add_expert(FAMILY, honest(1).to_bytes(), "t")

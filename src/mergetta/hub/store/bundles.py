@@ -52,6 +52,7 @@ class BundleStore(Storage):
         """Its content is not there any more: forget it, and have it built again."""
         same = (bundles.c.family == bundle.family, bundles.c.id == bundle.id)
         with reachable(), self.database.write() as connection:
+            self._generation(connection, bundle.family)
             if connection.execute(bundles.delete().where(*same)).rowcount:
                 self._change(connection, bundle.family)
         with reachable():
@@ -84,6 +85,7 @@ class BundleStore(Storage):
     def _swap(self, family: str, variant: Variant, generation: int, row: dict[str, Any] | None) -> None:
         where = (bundles.c.family == family, bundles.c.variant == variant.key)
         with self.database.write() as connection:
+            self._generation(connection, family)
             if row is None:  # nothing is left: nothing may be served any more
                 connection.execute(bundles.delete().where(*where, bundles.c.generation <= generation))
             else:

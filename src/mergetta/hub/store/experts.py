@@ -94,9 +94,10 @@ class ExpertStore(AuditStore):
         if before.state == state and before.decided:
             return before
         with reachable(), self.database.write() as connection:
+            self._generation(connection, before.family)
             values = {"state": state, "reason": reason, "decided": True, "changed": time.time()}
             now = sa.select(experts.c.state).where(experts.c.id == expert, experts.c.state != RETIRED)
-            merged = connection.execute(now.with_for_update()).scalar()  # the screening may have looked meanwhile
+            merged = connection.execute(now).scalar()  # the screening may have looked meanwhile
             if merged is None:
                 raise Conflict("A retired expert stays retired.")
             if ACTIVE in (merged, state):  # else no bundle is another

@@ -13,7 +13,7 @@ from mergetta.hub.records import FamilyRecord
 from mergetta.hub.store.audit import COMMAND_LINE, AuditStore
 from mergetta.hub.store.blobs import digest_of
 from mergetta.hub.store.schema import bundles, devices, experts, families, reports, variants
-from mergetta.hub.store.storage import Conflict, NotThere, reachable, record
+from mergetta.hub.store.storage import Conflict, reachable, record, unknown
 from mergetta.hub.validation import check_family
 
 
@@ -55,13 +55,14 @@ class FamilyStore(AuditStore):
     def family(self, family: str) -> FamilyRecord:
         found = self._family(family)
         if found is None:
-            raise NotThere(f"The hub does not know the family {family!r}: register it first.")
+            raise unknown(family)
         return found
 
     def delete_family(self, family: str, by: str = COMMAND_LINE) -> None:
         """With everything that belongs to it."""
         gone = {self.family(family).blob}
         with reachable(), self.database.write() as connection:
+            self._generation(connection, family)
             for table in (experts, bundles):
                 gone |= set(connection.execute(sa.select(table.c.id).where(table.c.family == family)).scalars())
             for table in (reports, devices, variants, bundles, experts):

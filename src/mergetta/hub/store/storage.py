@@ -74,6 +74,10 @@ def record(kind: type[R], row: sa.Row[Any]) -> R:
     return kind(**{f.name: row._mapping[f.name] for f in fields(kind)})  # type: ignore[arg-type]
 
 
+def unknown(family: str) -> NotThere:
+    return NotThere(f"The hub does not know the family {family!r}: register it first.")
+
+
 class Storage:
     """The two halves: rows and contents."""
 
@@ -97,10 +101,17 @@ class Storage:
                 raise Damaged(f"The hub's blob store cannot be trusted: {error}.") from error
 
     def _change(self, connection: sa.Connection, family: str) -> int:
-        """A new generation of the pool. Takes the family's row, so that changes come one after the other."""
-        mine = families.update().where(families.c.id == family)
-        connection.execute(mine.values(generation=families.c.generation + 1))
-        return self._generation(connection, family)
+        """A new generation of the pool."""
+        generation = self._generation(connection, family) + 1
+        connection.execute(families.update().where(families.c.id == family).values(generation=generation))
+        return generation
 
     def _generation(self, connection: sa.Connection, family: str) -> int:
-        return int(connection.execute(sa.select(families.c.generation).where(families.c.id == family)).scalar_one())
+        """Takes the family's row, so that changes come one after the other. Who writes rows of a token, of its family
+        and of what belongs to that takes them in this order: two orders would be a deadlock.
+        """
+        query = sa.select(families.c.generation).where(families.c.id == family).with_for_update(key_share=True)
+        generation = connection.execute(query).scalar()
+        if generation is None:
+            raise unknown(family)
+        return int(generation)

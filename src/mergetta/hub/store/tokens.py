@@ -70,7 +70,7 @@ class TokenStore(AuditStore):
             fresh = tokens.update().where(tokens.c.id == token, tokens.c.approved.is_(None))
             if connection.execute(fresh.values(approved=time.time())).rowcount:
                 self._note(connection, by, "approve token", token)
-                for family in list(connection.execute(waiting).scalars()):
+                for family in sorted(connection.execute(waiting).scalars()):
                     self._change(connection, family)
             elif connection.execute(sa.select(tokens.c.id).where(tokens.c.id == token)).first() is None:
                 raise NotThere(f"There is no token {token!r}: `mergetta hub token list` shows them.")

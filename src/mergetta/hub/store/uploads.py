@@ -62,7 +62,7 @@ class UploadStore(FamilyStore, ExpertStore):
                 return self.expert(entry.id), True
             except IntegrityError:
                 return self.expert(entry.id), False
-            except Refused:
+            except (Refused, NotThere):
                 if self.find_expert(entry.id) is None:
                     self.blobs.delete(entry.id)
                 raise
