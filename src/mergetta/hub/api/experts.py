@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from mergetta.hub.access import body_of, check_scope
+from mergetta.hub.access import Body, body_of, check_scope
 from mergetta.hub.api.parts import (
     BYTES,
     MISSING,
@@ -63,11 +63,12 @@ async def post_expert(
 ) -> ExpertShape:
     """Upload an expert file. The same content has the same id, however often it is sent."""
 
-    def add(data: bytes) -> tuple[ExpertRecord, bool]:
-        return hub.store.add_expert(family, data, token.id, hub.file_of(family))
+    def add(body: Body) -> tuple[ExpertRecord, bool]:
+        return hub.store.add_expert(family, body.read(), token.id, hub.file_of(family), body.digest)
 
-    async with body_of(request, token) as data:
-        expert, created = await run_in_threadpool(add, data)
+    await run_in_threadpool(hub.store.family, family)  # before anything is read
+    async with body_of(request, token) as body:
+        expert, created = await run_in_threadpool(add, body)
     if created:
         response.status_code = 201
         hub.builder.wake()

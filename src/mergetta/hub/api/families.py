@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from mergetta.hub.access import body_of
+from mergetta.hub.access import Body, body_of
 from mergetta.hub.api.parts import (
     BYTES,
     MISSING,
@@ -62,8 +62,12 @@ async def put_family(
     """
     if token.role != ADMIN and token.registers != family and not hub.settings.open:
         raise HTTPException(403, f"The family {family!r} is registered by an administrator, or by a token made for it.")
-    async with body_of(request, token) as data:
-        if await run_in_threadpool(hub.store.put_family, data, family, token.id):
+
+    def put(body: Body) -> bool:
+        return hub.store.put_family(body.read(), family, token.id)
+
+    async with body_of(request, token) as body:
+        if await run_in_threadpool(put, body):
             response.status_code = 201
     return await run_in_threadpool(get_family, family, hub, token)
 

@@ -84,10 +84,10 @@ class Storage:
     database: Database
     blobs: Blobs
 
-    def put_blob(self, data: bytes) -> str:
+    def put_blob(self, data: bytes, digest: str | None = None) -> str:
         with reachable():
             try:
-                return self.blobs.put(data)
+                return self.blobs.put(data, digest)
             except (MergettaError, FileNotFoundError) as error:  # a file that cannot be written, a bucket not there
                 raise Unavailable(f"The hub's blob store is not available: {error}") from error
 

@@ -44,12 +44,12 @@ def check(store: Store, repair: bool = False) -> list[Finding]:
                     store.lose_bundle(bundle)
                     store.note("lose bundle", bundle.id, family.id, problem)
     with reachable():
-        for digest in set(store.blobs.digests()) - named:
-            if store.blobs.age(digest) > RECENT:
-                found.append(Finding(f"the blob {digest} belongs to nothing", "it is deleted"))
+        for name, path in store.blobs.paths().items():
+            if name not in named and store.blobs.age(path) > RECENT:
+                found.append(Finding(f"the blob {name} belongs to nothing", "it is deleted"))
                 if repair:
-                    store.blobs.delete(digest)
-                    store.note("delete blob", digest, why="it belonged to nothing")
+                    store.blobs.delete_file(path)
+                    store.note("delete blob", name, why="it belonged to nothing")
     return found
 
 

@@ -26,9 +26,11 @@ class UploadStore(FamilyStore, ExpertStore):
     """Uploads of tokens that are not approved are changes of the pool too."""
 
     def add_expert(
-        self, family: str, data: bytes, token: str, base: FamilyFile | None = None
+        self, family: str, data: bytes, token: str, base: FamilyFile | None = None, digest: str | None = None
     ) -> tuple[ExpertRecord, bool]:
-        """Store an upload; False if the very same content was there already."""
+        """Store an upload; False if the very same content was there already. The family's file and the digest are
+        given where they are known.
+        """
         expert = Expert.from_bytes(data, "the upload")
         base = base or self.family_file(family)
         if expert.family != family:
@@ -43,7 +45,7 @@ class UploadStore(FamilyStore, ExpertStore):
         counted = isinstance(samples, int) and not isinstance(samples, bool) and 0 <= samples < 2**62
         now = time.time()
         entry = ExpertRecord(
-            digest_of(data), family, expert.domain, str(expert.provenance.get("method", "")),
+            digest or digest_of(data), family, expert.domain, str(expert.provenance.get("method", "")),
             samples if counted else None, len(data), norm, layers.tobytes(), sketch, PENDING, "", False,
             token, now, now, 0,
         )  # fmt: skip
@@ -51,7 +53,7 @@ class UploadStore(FamilyStore, ExpertStore):
         if known is not None:
             return self._again(known, data), False
         self._admit(family, token)  # before anything is written
-        self.put_blob(data)
+        self.put_blob(data, entry.id)
         with reachable():
             try:
                 with self.database.write() as connection:
@@ -62,10 +64,6 @@ class UploadStore(FamilyStore, ExpertStore):
                 return self.expert(entry.id), True
             except IntegrityError:
                 return self.expert(entry.id), False
-            except (Refused, NotThere):
-                if self.find_expert(entry.id) is None:
-                    self.blobs.delete(entry.id)
-                raise
 
     def _again(self, known: ExpertRecord, data: bytes) -> ExpertRecord:
         """The very same upload: what was lost or damaged of it is mended, and merged again."""
@@ -74,7 +72,7 @@ class UploadStore(FamilyStore, ExpertStore):
         try:
             self.blob(known.id)
         except (NotThere, Damaged):
-            self.put_blob(data)
+            self.put_blob(data, known.id)
             with reachable(), self.database.write() as connection:
                 mine = experts.update().where(experts.c.id == known.id)
                 connection.execute(mine.values(revision=self._change(connection, known.family)))
