@@ -232,6 +232,19 @@ class StoreContract:
         with pytest.raises(NotThere):
             store.revoke_token("nobody")
 
+    def test_a_token_is_found_by_what_people_call_it(self, store: Store) -> None:
+        made = {name: store.create_token(name, "contribute")[1].id for name in ("dock", "dock-3", "gate", "gatehouse")}
+        assert {name: store.token_called(name).id for name in made} == made
+        assert store.token_called(made["gate"]).name == "gate"
+        assert store.token_called("gateh").id == store.token_called(made["gatehouse"][:11]).id == made["gatehouse"]
+        for word, problem in (("doc", "2 tokens are called 'doc' or begin so"), ("door", "no token"), ("", "no token")):
+            with pytest.raises(MergettaError, match=problem):
+                store.token_called(word)
+        store.revoke_token(made["dock"])
+        assert store.token_called("doc").id == made["dock-3"]
+        again = store.create_token("dock", "contribute")[1].id
+        assert store.token_called("dock").id == again
+
     def test_reports_are_bounded_per_device(self, registered: Store) -> None:
         registered.reports_kept = 5
         for number in range(4):

@@ -62,15 +62,22 @@ class TestTrust:
         fleet = Fleet(tmp_path, open=False)
         with fleet.client:
             fleet.call("PUT", f"/v1/families/{FAMILY}", content=family_file().to_bytes())
-            assert fleet.upload(honest(0))["state"] == "pending"
+            token = fleet.store.token_called("contribute").id
+            told = fleet.upload(honest(0))
+            waiting = f"waits for an administrator: mergetta hub token approve {token}"
+            assert (told["state"], told["waits"], told["reason"]) == ("pending", True, waiting)
+            fleet.secrets["other"], _ = fleet.store.create_token("other", "contribute")
+            seen = fleet.call("GET", EXPERTS, "other").json()[0]
+            assert (seen["waits"], seen["token"]) == (True, "") and token not in seen["reason"]
             fleet.settle()
             assert fleet.states() == {"domain-0": "pending"}
-            token = next(t.id for t in fleet.store.tokens() if t.role == "contribute")
             assert fleet.call("POST", f"/v1/tokens/{token}/approval", "contribute").status_code == 403
             assert fleet.call("POST", f"/v1/tokens/{'0' * 12}/approval").status_code == 404
             assert fleet.call("POST", f"/v1/tokens/{token}/approval").status_code == 204
             fleet.settle()
             assert fleet.states() == {"domain-0": "active"}
+            again = fleet.upload(honest(0))
+            assert (again["waits"], again["reason"]) == (False, "")
 
     def test_how_an_expert_measures_up_is_for_administrators(self, pool: Fleet) -> None:
         odd = pool.upload(expert_of(-task_vector(1), "odd"))

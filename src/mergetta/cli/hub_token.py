@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from mergetta.cli.hub_place import Blobs, Database, Folder, day, opened
 
+Called = Annotated[str, typer.Argument(help="Its name or its id, as `list` shows them, or how one of these begins.")]
 app = typer.Typer(help="Who may use the hub: create, list and revoke tokens.", no_args_is_help=True)
 
 
@@ -43,23 +44,29 @@ def create(
         name, role, rate, max_upload, expires, family, device, approved=approved, registers=register
     )
     typer.echo(secret)
-    waits = "" if made.approved or role != "contribute" else f"; its uploads wait for `hub token approve {made.id}`"
+    waits = (
+        ""
+        if made.approved or role != "contribute"
+        else f"; its uploads wait for `mergetta hub token approve {made.id}`"
+    )
     typer.echo(f"id {made.id}{waits}", err=True)
 
 
 @app.command("approve")
 def approve(
-    token: Annotated[str, typer.Argument(help="Its id, as `list` shows it.")],
+    token: Called,
     folder: Folder = Path("hub"),
     database: Database = None,
     blobs: Blobs = None,
 ) -> None:
     """Merge what a token has uploaded and will upload; until then its uploads wait.
 
-    Example: `mergetta hub token approve 3f9a0c`
+    Example: `mergetta hub token approve workstation`
     """
-    opened(folder, database, blobs).approve_token(token)
-    typer.echo(f"{token} is approved")
+    store = opened(folder, database, blobs)
+    found = store.token_called(token)
+    store.approve_token(found.id)
+    typer.echo(f"{found.name} ({found.id}) is approved")
 
 
 @app.command("list")
@@ -90,7 +97,7 @@ def list_tokens(
 
 @app.command("revoke")
 def revoke(
-    token: Annotated[str, typer.Argument(help="Its id, as `list` shows it.")],
+    token: Called,
     folder: Folder = Path("hub"),
     database: Database = None,
     blobs: Blobs = None,
@@ -98,9 +105,10 @@ def revoke(
 ) -> None:
     """Refuse a token from now on (running hubs follow within a second).
 
-    Example: `mergetta hub token revoke 3f9a0c --retire`
+    Example: `mergetta hub token revoke workstation --retire`
     """
     store = opened(folder, database, blobs)
-    store.revoke_token(token)
-    retired = f", {store.retire_all(token, 'its token was revoked')} experts retired" if retire else ""
-    typer.echo(f"{token} is revoked{retired}")
+    found = store.token_called(token)
+    store.revoke_token(found.id)
+    retired = f", {store.retire_all(found.id, 'its token was revoked')} experts retired" if retire else ""
+    typer.echo(f"{found.name} ({found.id}) is revoked{retired}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from fastapi import HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -22,7 +23,7 @@ from mergetta.hub.api.parts import (
     TheHub,
     guarded,
 )
-from mergetta.hub.records import ADMIN, QUARANTINED, RETIRED, ExpertRecord, TokenRecord
+from mergetta.hub.records import ADMIN, PENDING, QUARANTINED, RETIRED, ExpertRecord, TokenRecord
 from mergetta.hub.screening import similarities
 from mergetta.hub.shapes import Decision, ExpertShape, Problem, Similarity
 from mergetta.hub.state import Hub
@@ -36,17 +37,21 @@ def expert_shapes(hub: Hub, token: TokenRecord, experts: Sequence[ExpertRecord])
     """How an expert measures up, and the names of contributors, are for administrators: whoever knows the first can
     find out what just passes.
     """
-    if token.role == ADMIN:
-        names = hub.store.token_names({each.token for each in experts})
-        return [ExpertShape(**vars(each), uploader=names.get(each.token, "")) for each in experts]
-    return [ExpertShape(**{**vars(each), **hidden(each, token)}, uploader="") for each in experts]
-
-
-def hidden(expert: ExpertRecord, token: TokenRecord) -> dict[str, Any]:
-    """What contributors are told instead."""
-    odd = expert.state == QUARANTINED and not expert.decided
-    reason = "it is unlike the others" if odd else expert.reason
-    return {"norm": None, "reason": reason, "token": expert.token if expert.token == token.id else ""}
+    admin = token.role == ADMIN
+    names = hub.store.token_names({each.token for each in experts}) if admin else {}
+    unlooked = not hub.settings.open and any(each.state == PENDING for each in experts)
+    unapproved = hub.store.unapproved() if unlooked else set()
+    shapes = []
+    for each in experts:
+        known = each if admin or each.token == token.id else replace(each, token="")
+        waits = each.state == PENDING and each.token in unapproved
+        told = {**vars(known), "uploader": names.get(each.token, ""), "waits": waits}
+        if waits:
+            told["reason"] = f"waits for an administrator: mergetta hub token approve {known.token}".strip()
+        elif not admin and each.state == QUARANTINED and not each.decided:
+            told["reason"] = "it is unlike the others"
+        shapes.append(ExpertShape(**told if admin else {**told, "norm": None}))
+    return shapes
 
 
 def expert_shape(hub: Hub, token: TokenRecord, expert: ExpertRecord) -> ExpertShape:

@@ -75,6 +75,22 @@ class TokenStore(AuditStore):
             elif connection.execute(sa.select(tokens.c.id).where(tokens.c.id == token)).first() is None:
                 raise NotThere(f"There is no token {token!r}: `mergetta hub token list` shows them.")
 
+    def token_called(self, word: str) -> TokenRecord:
+        """By its id, its name, or a beginning of either that no other token has. A name may outlive a revoked token."""
+        known = self.tokens()
+        alive = [token for token in known if token.revoked is None]
+        found = (
+            [token for token in known if token.id == word]
+            or [token for token in alive if token.name == word]
+            or [token for token in alive if word and (token.id.startswith(word) or token.name.startswith(word))]
+        )
+        if not found:
+            raise NotThere(f"There is no token {word!r}: `mergetta hub token list` shows them.")
+        if len(found) > 1:
+            ids = ", ".join(token.id for token in found[:5])
+            raise MergettaError(f"{len(found)} tokens are called {word!r} or begin so: give an id ({ids}).")
+        return found[0]
+
     def unapproved(self) -> set[str]:
         """Tokens whose uploads wait."""
         query = sa.select(tokens.c.id).where(tokens.c.approved.is_(None))
