@@ -3,7 +3,6 @@
 python scripts/hub_results.py load      # requests per second, latency at half that rate, 200 uploads at once; 1 minute
 python scripts/hub_results.py polls     # conditional polls by 20,000 devices with a token each; half a minute
 python scripts/hub_results.py flood     # too many bodies, headers, connections, mistakes: memory and health; 1 minute
-python scripts/hub_results.py kill 100  # kill −9 at random moments under load, then look for what was acknowledged
 python scripts/hub_results.py scale     # one more expert among 10 … 10,000 at the size of ViT-B/16; 10 minutes, 2 GB
 python scripts/hub_results.py poison    # 3 poisoned experts of 15, with and without screening: the fleet's error
 """
@@ -14,14 +13,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
-import http.client
 import itertools
 import json
-import os
-import random
-import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -46,10 +40,10 @@ from mergetta.hub.store import Store
 class RunningHub:
     """`mergetta hub serve` on a free port."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        settings = HubSettings.in_folder(folder)
-        store = Store(settings.database, settings.blobs)
+    def __init__(self, folder: Path, **places: str) -> None:
+        """With the addresses of database and blobs, if they are not below the folder."""
+        self.settings = HubSettings.in_folder(folder).model_copy(update=places)
+        store = self.store()
         self.token, _ = store.create_token("load", "admin")
         store.close()
         with socket.socket() as listener:
@@ -57,9 +51,13 @@ class RunningHub:
             self.port = listener.getsockname()[1]
         self.start()
 
+    def store(self) -> Store:
+        return Store(self.settings.database, self.settings.blobs)
+
     def start(self) -> None:
-        command = [Path(sys.executable).parent / "mergetta", "hub", "serve", "--folder", self.folder, "--port"]
-        self.process = subprocess.Popen([*map(str, command), str(self.port)], stdout=subprocess.DEVNULL)
+        command = [str(Path(sys.executable).parent / "mergetta"), "hub", "serve", "--port", str(self.port)]
+        places = ["--database", self.settings.database, "--blobs", self.settings.blobs]
+        self.process = subprocess.Popen([*command, *places], stdout=subprocess.DEVNULL)
         for _ in range(600):
             with contextlib.suppress(OSError):
                 if self.call("GET", "/v1/health")[0] == 200:
@@ -87,6 +85,11 @@ class RunningHub:
                     return bundle
             time.sleep(0.1)
         raise RuntimeError(f"no bundle of {experts} experts")
+
+    def memory(self, what: str) -> float:
+        """Megabytes, by Linux's name for them."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what)) / 1024
 
     def stop(self) -> None:
         self.process.terminate()
@@ -239,10 +242,6 @@ def polls(tokens: str = "20000", seconds: str = "20") -> None:
 def flood() -> None:
     """What a stranger can send, and a consumer's token; health is asked for throughout, on connections of its own."""
 
-    def peak(hub: RunningHub) -> float:
-        status = Path(f"/proc/{hub.process.pid}/status").read_text()
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
-
     def send(hub: RunningHub, head: str, *pieces: bytes) -> str:
         with socket.create_connection(("127.0.0.1", hub.port), timeout=60) as connection:
             try:
@@ -277,7 +276,7 @@ def flood() -> None:
     }
     for name, attack in cases.items():
         with running_hub() as hub, concurrent.futures.ThreadPoolExecutor(1) as pool:
-            before, slowest = peak(hub), 0.0
+            before, slowest = hub.memory("VmHWM"), 0.0
             running = pool.submit(attack, hub)
             after = 0
             while after < 5:
@@ -289,56 +288,10 @@ def flood() -> None:
                 slowest = max(slowest, time.perf_counter() - start if healthy else np.inf)
                 after += running.done()
                 time.sleep(0.1)
-            print(f"{name}: {running.result()}, {before:.0f} to {peak(hub):.0f} MB, health {slowest:.2f} s", flush=True)
+            peak = hub.memory("VmHWM")
+            print(f"{name}: {running.result()}, {before:.0f} to {peak:.0f} MB, health {slowest:.2f} s", flush=True)
             while half_open:
                 half_open.pop().close()
-
-
-def kill(times: str = "100") -> None:
-    runtime = TorchRuntime(load_family("fashion-bn"))
-    family = runtime.family
-    chance = random.Random(0)
-    acknowledged: set[str] = set()
-    with running_hub() as hub:
-        hub.call("PUT", f"/v1/families/{family}", FamilyFile.of_runtime(runtime).to_bytes())
-        number = 0
-        for kills in range(1, int(times) + 1):
-            end = time.monotonic() + chance.uniform(0.0, 0.6)
-            pid = os.fork()
-            if not pid:  # the killer, so that the moment does not wait for an answer
-                time.sleep(max(0.0, end - time.monotonic()))
-                os.kill(hub.process.pid, signal.SIGKILL)
-                os._exit(0)
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                while True:
-                    data = fabricated(runtime, number).to_bytes()
-                    number += 1
-                    status, _ = hub.call("POST", f"/v1/families/{family}/experts", data)
-                    if status in (200, 201):
-                        acknowledged.add(hashlib.sha256(data).hexdigest())
-                    hub.call("GET", f"/v1/families/{family}/bundle")
-            os.waitpid(pid, 0)
-            hub.process.wait()
-            database = sqlite3.connect(hub.folder / "hub.db")
-            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            database.close()
-            hub.start()
-            status, data = hub.call("GET", f"/v1/families/{family}/bundle")
-            assert status in (200, 404), status
-            if status == 200:
-                Bundle.from_bytes(data)
-            print(f"\rkill {kills}: {len(acknowledged)} uploads acknowledged", end="", flush=True)
-        settings = HubSettings.in_folder(hub.folder)
-        store = Store(settings.database, settings.blobs)
-        stored = {e.id for e in store.experts(family)}
-        for expert in stored:
-            Expert.from_bytes(store.blob(expert))  # checks the digest too
-        lost = acknowledged - stored
-        while store.family(family).built < store.family(family).generation:  # a lease of the killed hub runs out first
-            time.sleep(0.1)
-        bundle = hub.bundle(family, store.counts(family)["active"])
-        held = bundle.settings["experts"]
-        print(f"\n{len(stored)} stored, {len(lost)} acknowledged uploads lost; the bundle holds {held}")
 
 
 def scale(most: str = "10000") -> None:
@@ -453,6 +406,4 @@ def poison() -> None:
 
 
 if __name__ == "__main__":
-    {"load": load, "polls": polls, "flood": flood, "kill": kill, "scale": scale, "poison": poison}[sys.argv[1]](
-        *sys.argv[2:]
-    )
+    {"load": load, "polls": polls, "flood": flood, "scale": scale, "poison": poison}[sys.argv[1]](*sys.argv[2:])

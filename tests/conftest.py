@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))  # tests run on all cores already
 
@@ -25,6 +25,9 @@ from mergetta.runtimes.torch_runtime import TorchRuntime
 from .confidence import each_in_turn
 from .numpy_runtime import NumpyRuntime
 from .stub_hub import FAMILY, StubHub
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
 
 torch.set_num_threads(1)
 settings.register_profile("ci", derandomize=True)
@@ -89,3 +92,23 @@ def link(hub: StubHub, tmp_path: Path) -> Callable[..., HubLink]:
         return HubLink(client, FAMILY, tmp_path / "hub", "camera-7", **options)
 
     return make
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    from .fleet import Fleet  # needs the hub's dependencies
+
+    fleet = Fleet(tmp_path)
+    with fleet.client:
+        yield fleet
+
+
+@pytest.fixture
+def pool(fleet: Fleet) -> Fleet:
+    from .hub_parts import honest
+
+    fleet.register()
+    for seed in range(6):
+        fleet.upload(honest(seed))
+    fleet.settle()
+    return fleet

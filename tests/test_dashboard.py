@@ -27,8 +27,8 @@ from mergetta.hub.app import create_app
 from mergetta.hub.limits import Gate
 from mergetta.hub.protocol import server_options
 from mergetta.hub.records import Variant
-from mergetta.hub.schema import experts, families
 from mergetta.hub.settings import HubSettings
+from mergetta.hub.store.schema import experts, families
 
 CHROMIUM = shutil.which("chromium")
 needs_browser = pytest.mark.skipif(
@@ -561,15 +561,27 @@ def test_consumers_see_no_uploads(page: Any, running: Running) -> None:
 
 
 @needs_browser
-def test_uploads_of_new_tokens_are_said_to_wait(page: Any, tmp_path: Path) -> None:
+def test_uploads_of_new_tokens_wait_for_approval(page: Any, tmp_path: Path) -> None:
     hub = serve(tmp_path, open=False)
     hub.store.put_family(family_file().to_bytes(), FAMILY)
     token = hub.store.find_token(hub.tokens["contribute"]).id
     hub.store.add_expert(FAMILY, expert_bytes(family_file(), "fog", 0), token)
-    enter(page, hub, section="experts")
+    enter(page, hub, section="experts", refresh=0.5)
     page.wait_for_selector(f"#expert-table:has-text('mergetta hub token approve {token}')")
     page.click("nav a[data-section=overview]")
     page.wait_for_selector("#tiles:has-text('1 waiting for approval')")
+    page.click("nav a[data-section=experts]")
+    page.click("[aria-label='Approve the contribute']")
+    page.click("dialog >> text=Cancel")
+    assert hub.store.unapproved() >= {token}
+    page.click("[aria-label='Approve the contribute']")
+    page.click("dialog button.primary")
+    page.wait_for_selector("text=the contribute is approved")
+    page.wait_for_selector("[aria-label='Approve the contribute']", state="detached")
+    eventually(lambda: hub.store.counts(FAMILY) == {"active": 1})
+    actor = hub.store.find_token(hub.tokens["admin"]).id
+    assert [(e.actor, e.subject) for e in hub.store.audit() if e.action == "approve token"] == [(actor, token)]
+    assert not page.complaints
     hub.stop()
 
 

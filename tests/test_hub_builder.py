@@ -11,13 +11,14 @@ import pytest
 
 from mergetta import Bundle, Expert, build_bundle
 from mergetta.groups import learnable
-from mergetta.hub import builder
-from mergetta.hub.builder import EXACT, Builder
+from mergetta.hub import newcomers
+from mergetta.hub.builder import Builder
+from mergetta.hub.held_pool import EXACT
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
 from mergetta.hub.settings import HubSettings, Limits
 from mergetta.hub.state import Hub
-from mergetta.hub.storage import NotThere, Unavailable
 from mergetta.hub.store import Store
+from mergetta.hub.store.storage import NotThere, Unavailable
 
 from .hub_parts import BASE, FAMILY, expert_of, family_file, honest, task_vector
 
@@ -144,7 +145,7 @@ class TestApproval:
         assert shop.store.counts(FAMILY) == {ACTIVE: 4, PENDING: 20}
 
     def test_who_waits_changes_no_bundle(self, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(builder, "RESCREEN", 2)
+        monkeypatch.setattr(newcomers, "RESCREEN", 2)
         shop.upload(honest(0), "t0")
         shop.build()
         before = shop.bundle().digest

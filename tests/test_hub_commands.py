@@ -134,7 +134,8 @@ def test_tokens_and_the_audit_log(tmp_path: Path) -> None:
     (token,) = json.loads(mergetta("hub", "token", "list", "--json", cwd=tmp_path).stdout)
     assert (token["families"], token["device"]) == (["f"], "d")
     assert token["expires"] == pytest.approx(token["created"] + 30 * 86400, abs=60)
-    assert mergetta("hub", "token", "revoke", token["id"], cwd=tmp_path).returncode == 0
+    revoked = mergetta("hub", "token", "revoke", "[/cam", cwd=tmp_path)
+    assert revoked.stdout == f"[/camera] ({token['id']}) is revoked\n", revoked.stderr
     lines = mergetta("hub", "audit", "--json", cwd=tmp_path).stdout.splitlines()
     assert [(e["action"], e["subject"]) for e in map(json.loads, lines)] == [
         ("create token", token["id"]),

@@ -18,8 +18,8 @@ from mergetta.hub.app import create_app
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
 
+from .fleet import BUNDLE, EXPERTS, Fleet
 from .hub_parts import FAMILY, family_file, honest
-from .test_hub_api import BUNDLE, EXPERTS, Fleet
 
 FUZZED = int(os.environ.get("MERGETTA_FUZZ", "2000"))
 

@@ -24,7 +24,7 @@ from mergetta.hub import frame, protocol
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
 
-from .hub_parts import FAMILY, free_port, serving
+from .hub_parts import FAMILY, family_file, free_port, serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MEGABYTE = 2**20
@@ -38,7 +38,8 @@ class Process:
     def __init__(self, folder: Path) -> None:
         settings = HubSettings.in_folder(folder)
         store = Store(settings.database, settings.blobs)
-        self.secret, _ = store.create_token("device", "consume")
+        self.secret, _ = store.create_token("device", "contribute")
+        store.put_family(family_file().to_bytes(), FAMILY)
         store.close()
         self.port = free_port()
         command = [str(Path(sys.executable).with_name("mergetta")), "hub", "serve", "--folder", str(folder)]
@@ -54,9 +55,12 @@ class Process:
             time.sleep(0.05)
         self.before = self.peak()
 
-    def peak(self) -> float:
+    def memory(self, what: str) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) / 1024  # type: ignore[union-attr]
+        return int(re.search(rf"{what}:\s+(\d+)", status).group(1)) / 1024  # type: ignore[union-attr]
+
+    def peak(self) -> float:
+        return self.memory("VmHWM")
 
     def healthy(self) -> bool:
         with suppress(OSError):
@@ -140,12 +144,25 @@ def test_half_open_connections_push_out_themselves(hub: Process) -> None:
         connection.close()
 
 
+def test_an_upload_waits_on_disk(hub: Process) -> None:
+    head = f"POST /v1/families/{FAMILY}/experts HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer {hub.secret}\r\n"
+    before = hub.memory("VmRSS")
+    with hub.connect() as connection:
+        connection.sendall(f"{head}Content-Length: {64 * MEGABYTE}\r\n\r\n".encode())
+        for _ in range(63):
+            connection.sendall(bytes(MEGABYTE))
+        assert hub.memory("VmRSS") < before + 20
+        connection.sendall(bytes(MEGABYTE))
+        assert connection.recv(12)[9:] == b"422"
+
+
 def test_deadlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
     monkeypatch.setattr(frame, "BODY_SECONDS", 0.2)
     settings = HubSettings.in_folder(tmp_path)
     store = Store(settings.database, settings.blobs)
     secret, _ = store.create_token("device", "contribute")
+    store.put_family(family_file().to_bytes(), FAMILY)
     store.close()
 
     def answer(port: int, *pieces: bytes) -> bytes:

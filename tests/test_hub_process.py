@@ -23,11 +23,11 @@ from mergetta import Bundle, Expert
 from mergetta.device.hub_client import HubClient, HubError, HubUnreachable, read_key
 from mergetta.hub import demo
 from mergetta.hub.app import create_app
-from mergetta.hub.blobs import digest_of
 from mergetta.hub.limits import Gate
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
 from mergetta.hub.store import Store
+from mergetta.hub.store.blobs import digest_of
 
 from .hub_parts import FAMILY, S3, Postgres, family_file, free_port, honest, postgres, s3
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy.exc import DBAPIError
 
 from mergetta import Bundle, Expert, MergettaError, build_bundle
-from mergetta.hub.blobs import Blobs, digest_of
-from mergetta.hub.database import Database
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
-from mergetta.hub.schema import audit
 from mergetta.hub.settings import Limits
-from mergetta.hub.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 from mergetta.hub.store import Store
+from mergetta.hub.store.blobs import Blobs, digest_of
+from mergetta.hub.store.database import Database
+from mergetta.hub.store.schema import audit
+from mergetta.hub.store.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 
 from .hub_parts import BASE, FAMILY, expert_of, family_file, honest, postgres, s3, task_vector
 
@@ -154,9 +157,9 @@ class StoreContract:
         assert registered.family(FAMILY).built == 5
         registered.publish(FAMILY, whole, 5, bundle_of(3), SUMMARY, unsigned)  # two builders at once: the first counts
         assert registered.current(FAMILY, whole) == current
-        registered.publish(FAMILY, whole, 4, None, None, unsigned)
+        registered.publish(FAMILY, whole, 4, None, {}, unsigned)
         assert registered.current(FAMILY, whole) == current  # a late "nothing is left" takes nothing newer away
-        registered.publish(FAMILY, whole, 6, None, None, unsigned)
+        registered.publish(FAMILY, whole, 6, None, {}, unsigned)
         assert registered.current(FAMILY, whole) is None
 
     def test_old_bundles_are_forgotten(self, registered: Store) -> None:
@@ -208,7 +211,7 @@ class StoreContract:
         store.revoke_token(token.id)
         assert store.find_session(other) is None
         assert (store.count_revoked(), store.revoked()) == (1, {token.id})
-        monkeypatch.setattr("mergetta.hub.token_store.SESSION_SECONDS", -1.0)
+        monkeypatch.setattr("mergetta.hub.store.tokens.SESSION_SECONDS", -1.0)
         _, another = store.create_token("person", "admin")
         assert store.find_session(store.open_session(another.id)) is None
         store.note_use({another.id: 5.0})
@@ -228,6 +231,19 @@ class StoreContract:
             store.create_token("x", "king")
         with pytest.raises(NotThere):
             store.revoke_token("nobody")
+
+    def test_a_token_is_found_by_what_people_call_it(self, store: Store) -> None:
+        made = {name: store.create_token(name, "contribute")[1].id for name in ("dock", "dock-3", "gate", "gatehouse")}
+        assert {name: store.token_called(name).id for name in made} == made
+        assert store.token_called(made["gate"]).name == "gate"
+        assert store.token_called("gateh").id == store.token_called(made["gatehouse"][:11]).id == made["gatehouse"]
+        for word, problem in (("doc", "2 tokens are called 'doc' or begin so"), ("door", "no token"), ("", "no token")):
+            with pytest.raises(MergettaError, match=problem):
+                store.token_called(word)
+        store.revoke_token(made["dock"])
+        assert store.token_called("doc").id == made["dock-3"]
+        again = store.create_token("dock", "contribute")[1].id
+        assert store.token_called("dock").id == again
 
     def test_reports_are_bounded_per_device(self, registered: Store) -> None:
         registered.reports_kept = 5
@@ -284,6 +300,50 @@ class StoreContract:
             break_it(registered.blobs.path(expert.id))
             registered.add_expert(FAMILY, data, "t")
             assert registered.blob(expert.id) == data
+
+    def test_a_decision_and_the_same_upload_again_wait_for_each_other(
+        self, registered: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each has taken its first row when the other wants it: rows that are taken in two orders are a deadlock."""
+        data = honest(1).to_bytes()
+        expert, _ = registered.add_expert(FAMILY, data, "t")
+        registered.judge(FAMILY, {expert.id: (ACTIVE, "")})
+        registered.blobs.delete(expert.id)
+        both, change = threading.Barrier(2), registered._change
+
+        def change_meanwhile(connection: Any, family: str) -> int:
+            first = threading.current_thread().name == "decides"
+            with suppress(threading.BrokenBarrierError):
+                if first:
+                    both.wait(1)
+            generation = change(connection, family)
+            with suppress(threading.BrokenBarrierError):
+                if not first:
+                    both.wait(1)
+            return generation
+
+        def decide() -> None:
+            threading.current_thread().name = "decides"
+            registered.decide(expert.id, RETIRED, "")
+
+        monkeypatch.setattr(registered, "_change", change_meanwhile)
+        with ThreadPoolExecutor(2) as threads:
+            for done in (threads.submit(decide), threads.submit(registered.add_expert, FAMILY, data, "t")):
+                done.result()
+        assert registered.expert(expert.id).state == RETIRED
+
+    def test_a_family_that_is_deleted_during_an_upload(
+        self, registered: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file, put = registered.family_file(FAMILY), registered.put_blob
+
+        def delete_meanwhile(data: bytes, digest: str) -> str:
+            registered.delete_family(FAMILY)
+            return put(data, digest)
+
+        monkeypatch.setattr(registered, "put_blob", delete_meanwhile)
+        with pytest.raises(NotThere, match="register it first"):
+            registered.add_expert(FAMILY, honest(1).to_bytes(), "t", file)
 
     def test_a_family_can_be_deleted(self, registered: Store) -> None:
         registered.add_expert(FAMILY, honest(1).to_bytes(), "t")
@@ -348,17 +408,15 @@ class StoreContract:
         _, token = registered.create_token("slow", "contribute")
         put = registered.put_blob
 
-        def slowly(data: bytes) -> str:
+        def slowly(data: bytes, digest: str) -> str:
             registered.revoke_token(token.id)
             registered.retire_all(token.id, "revoked")
-            return put(data)
+            return put(data, digest)
 
         monkeypatch.setattr(registered, "put_blob", slowly)
         with pytest.raises(Refused, match="revoked"):
             registered.add_expert(FAMILY, honest(304).to_bytes(), token.id)
         assert registered.experts(FAMILY) == []
-        with pytest.raises(NotThere):
-            registered.blob(digest_of(honest(304).to_bytes()))
 
     def test_voices_are_shared_out(self, registered: Store) -> None:
         for seed in range(6):
@@ -413,7 +471,7 @@ class TestSqliteAndFolder(StoreContract):
         from alembic.autogenerate import compare_metadata
         from alembic.migration import MigrationContext
 
-        from mergetta.hub.schema import metadata
+        from mergetta.hub.store.schema import metadata
 
         with store.database.engine.connect() as connection:
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
@@ -422,7 +480,7 @@ class TestSqliteAndFolder(StoreContract):
         from alembic import command
         from alembic.config import Config
 
-        from mergetta.hub import migrations
+        from mergetta.hub.store import migrations
 
         config = Config()
         config.set_main_option("script_location", str(Path(migrations.__file__).parent))

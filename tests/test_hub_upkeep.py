@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from mergetta import MergettaError
-from mergetta.hub import upkeep
 from mergetta.hub.records import ACTIVE, QUARANTINED, Variant
 from mergetta.hub.settings import HubSettings
-from mergetta.hub.store import Store
+from mergetta.hub.store import Store, upkeep
 
 from .hub_parts import FAMILY, honest, postgres, s3
 from .test_cli import mergetta
@@ -59,7 +58,19 @@ def test_what_is_lost_is_found_and_mended(shop: Workshop, how: str, monkeypatch:
     assert shop.store.expert(first.id).state == QUARANTINED  # what a person has decided stays
     assert shop.bundle().settings["experts"] == 3
     assert upkeep.check(shop.store) == []
-    assert unnamed not in set(shop.store.blobs.digests())
+    assert unnamed not in shop.store.blobs.paths()
+
+
+def test_what_a_crash_leaves_half_written_is_found(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = shop.store.experts(FAMILY)[0].id
+    half = Path(shop.store.blobs.path(digest)).with_name(f".{digest}.17.00c0ffee")
+    half.write_bytes(b"half")
+    assert upkeep.check(shop.store) == []  # it may be on its way
+    monkeypatch.setattr(upkeep, "RECENT", -1.0)
+    assert [finding.problem for finding in upkeep.check(shop.store, repair=True)] == [
+        f"the blob {half.name} belongs to nothing"
+    ]
+    assert upkeep.check(shop.store) == [] and not half.exists()
 
 
 def test_backup_and_restore_under_load(shop: Workshop, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
-import time
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,36 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
+
+from mergetta.cli import hub_token
+from mergetta.cli.hub_place import Blobs, Database, Folder, day, opened, settings_of
 
 if TYPE_CHECKING:
     from mergetta.hub.demo import Picture
-    from mergetta.hub.settings import HubSettings
-    from mergetta.hub.store import Store
+    from mergetta.hub.settings import HubSettings, Recipe
 
 app = typer.Typer(help="The server that collects experts and hands out bundles.", no_args_is_help=True)
-token_app = typer.Typer(help="Who may use the hub: create, list and revoke tokens.", no_args_is_help=True)
-app.add_typer(token_app, name="token")
+app.add_typer(hub_token.app, name="token")
 
 
 class LogLevel(StrEnum):
     info = "info"
     warning = "warning"
-
-
-Folder = Annotated[
-    Path,
-    typer.Option(file_okay=False, help="Where SQLite and blobs are kept, unless the addresses below say otherwise."),
-]
-Database = Annotated[str | None, typer.Option(envvar="MERGETTA_DATABASE", help="postgresql://… for a shared database.")]
-Blobs = Annotated[str | None, typer.Option(envvar="MERGETTA_BLOBS", help="s3://bucket/path for a shared blob store.")]
-
-
-def settings_of(folder: Path, database: str | None, blobs: str | None, **others: object) -> HubSettings:
-    from mergetta.hub.settings import HubSettings
-
-    chosen = {key: value for key, value in {"database": database, "blobs": blobs}.items() if value}
-    return HubSettings.in_folder(folder, **others).model_copy(update=chosen)
 
 
 @app.command("serve")
@@ -80,45 +64,50 @@ def serve(
 
     Example: `mergetta hub serve --folder /var/lib/mergetta --host 0.0.0.0 --port 8321`
     """
+    recipe = recipe_of(keep=keep, max_rank=max_rank, tolerance=tolerance, members=members, weight=weight)
+    check_files(signing_key, certificate, certificate_key)
+    check_port(host, port)
+    settings = settings_of(
+        folder, database, blobs, recipe=recipe, max_upload=max_upload, public=public, screen=screen, open=open,
+        bundle_days=bundle_days, signing_key=str(signing_key) if signing_key else None,
+    )  # fmt: skip
+    greet_first_administrator(settings)
+    settings.to_environment()
+    scheme = "https" if certificate else "http"
+    Console().print(f"mergetta hub: {scheme}://{host}:{port}  ·  API: /openapi.json", highlight=False)
     import uvicorn
+
+    from mergetta.hub.protocol import server_options
+
+    uvicorn.run(
+        "mergetta.hub.app:from_environment", factory=True, host=host, port=port, workers=workers,
+        ssl_certfile=certificate, ssl_keyfile=certificate_key, **server_options(log_level.value),
+    )  # fmt: skip
+
+
+def recipe_of(**values: float) -> Recipe:
     from pydantic import ValidationError
 
     from mergetta.errors import MergettaError
-    from mergetta.hub.protocol import server_options
     from mergetta.hub.settings import Recipe
-    from mergetta.hub.signing import Signer
 
     try:
-        recipe = Recipe(keep=keep, max_rank=max_rank, tolerance=tolerance, members=members, weight=weight)
+        return Recipe.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         raise MergettaError(f"--{first['loc'][0]}: {first['msg']}.") from error
+
+
+def check_files(signing_key: Path | None, certificate: Path | None, certificate_key: Path | None) -> None:
+    from mergetta.errors import MergettaError
+    from mergetta.hub.signing import Signer
+
     if certificate is not None:
         check_certificate(certificate, certificate_key)
     elif certificate_key is not None:
         raise MergettaError("--certificate-key goes with --certificate.")
     if signing_key is not None:
         Signer.load(signing_key)
-    check_port(host, port)
-    settings = settings_of(
-        folder, database, blobs, recipe=recipe, max_upload=max_upload, public=public, screen=screen, open=open,
-        bundle_days=bundle_days, signing_key=str(signing_key) if signing_key else None,
-    )  # fmt: skip
-    console = Console()
-    greet_first_administrator(settings)
-    settings.to_environment()
-    scheme = "https" if certificate else "http"
-    console.print(f"mergetta hub: {scheme}://{host}:{port}  ·  API: /openapi.json", highlight=False)
-    uvicorn.run(
-        "mergetta.hub.app:from_environment",
-        factory=True,
-        host=host,
-        port=port,
-        workers=workers,
-        ssl_certfile=certificate,
-        ssl_keyfile=certificate_key,
-        **server_options(log_level.value),
-    )
 
 
 def greet_first_administrator(settings: HubSettings) -> None:
@@ -172,94 +161,6 @@ def key(out: Annotated[Path, typer.Argument(dir_okay=False, help="The private ke
     typer.echo(Signer.create(out).public_key)
 
 
-@token_app.command("create")
-def create(
-    name: Annotated[str, typer.Argument(help="Whose token it is, for people.")],
-    role: Annotated[str, typer.Option(help="`contribute` (experts), `consume` (bundles) or `admin` (everything).")],
-    folder: Folder = Path("hub"),
-    database: Database = None,
-    blobs: Blobs = None,
-    rate: Annotated[float, typer.Option(min=0, help="Most requests per second; 0 for no limit.")] = 50.0,
-    max_upload: Annotated[int, typer.Option(min=0, help="Most bytes of one request; 0 for the hub's limit.")] = 0,
-    approved: Annotated[bool, typer.Option("--approved", help="Merge what it uploads, without `approve`.")] = False,
-    register: Annotated[str, typer.Option(help="A family that it may register.")] = "",
-    days: Annotated[float | None, typer.Option(min=0, help="Refuse it after so many days (default: never).")] = None,
-    family: Annotated[list[str] | None, typer.Option(help="For this family; again for more (default: all).")] = None,
-    device: Annotated[str | None, typer.Option(help="Take reports of this device only (default: any).")] = None,
-) -> None:
-    """Create a token and print it, once: the hub keeps only a hash.
-
-    Example: `mergetta hub token create camera-7 --role consume --days 365 --device camera-7`
-    """
-    expires = None if days is None else time.time() + 86400 * days
-    store = opened(folder, database, blobs)
-    secret, made = store.create_token(
-        name, role, rate, max_upload, expires, family, device, approved=approved, registers=register
-    )
-    typer.echo(secret)
-    waits = "" if made.approved or role != "contribute" else f"; its uploads wait for `hub token approve {made.id}`"
-    typer.echo(f"id {made.id}{waits}", err=True)
-
-
-@token_app.command("approve")
-def approve(
-    token: Annotated[str, typer.Argument(help="Its id, as `list` shows it.")],
-    folder: Folder = Path("hub"),
-    database: Database = None,
-    blobs: Blobs = None,
-) -> None:
-    """Merge what a token has uploaded and will upload; until then its uploads wait.
-
-    Example: `mergetta hub token approve 3f9a0c`
-    """
-    opened(folder, database, blobs).approve_token(token)
-    typer.echo(f"{token} is approved")
-
-
-@token_app.command("list")
-def list_tokens(
-    folder: Folder = Path("hub"),
-    database: Database = None,
-    blobs: Blobs = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-) -> None:
-    """Show all tokens (not their secrets).
-
-    Example: `mergetta hub token list`
-    """
-    tokens = opened(folder, database, blobs).tokens()
-    if json:
-        typer.echo(json_format.dumps([dataclasses.asdict(token) for token in tokens]))
-        return
-    table = Table(*(Column(name, no_wrap=True) for name in ("id", "name", "role")),
-        "requests/s", "families", "device", "created", "last used", "approved", "ends", "revoked",
-    )  # fmt: skip
-    for token in tokens:
-        rate = f"{token.rate:g}" if token.rate else "any"
-        scope = (", ".join(token.families or ["all"]), token.device or "any")
-        times = map(day, (token.created, token.last_used, token.approved, token.expires, token.revoked))
-        table.add_row(token.id, escape(token.name), token.role, rate, *map(escape, scope), *times)
-    Console().print(table)
-
-
-@token_app.command("revoke")
-def revoke(
-    token: Annotated[str, typer.Argument(help="Its id, as `list` shows it.")],
-    folder: Folder = Path("hub"),
-    database: Database = None,
-    blobs: Blobs = None,
-    retire: Annotated[bool, typer.Option("--retire", help="Also retire every expert that it uploaded.")] = False,
-) -> None:
-    """Refuse a token from now on (running hubs follow within a second).
-
-    Example: `mergetta hub token revoke 3f9a0c --retire`
-    """
-    store = opened(folder, database, blobs)
-    store.revoke_token(token)
-    retired = f", {store.retire_all(token, 'its token was revoked')} experts retired" if retire else ""
-    typer.echo(f"{token} is revoked{retired}")
-
-
 @app.command("audit")
 def audit(
     folder: Folder = Path("hub"),
@@ -283,21 +184,6 @@ def audit(
     Console().print(table)
 
 
-def opened(folder: Path, database: str | None, blobs: str | None, new: bool = False) -> Store:
-    """What `serve` has made; with `new`, it may be made here."""
-    from mergetta.errors import MergettaError
-    from mergetta.hub.store import Store
-
-    if not (new or database or (folder / "hub.db").is_file()):
-        raise MergettaError(f"There is no hub in the folder {folder}: hub.db is missing.")
-    settings = settings_of(folder, database, blobs)
-    return Store(settings.database, settings.blobs)
-
-
-def day(seconds: float | None) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
-
-
 @app.command("check")
 def check(
     folder: Folder = Path("hub"),
@@ -309,7 +195,7 @@ def check(
 
     Example: `mergetta hub check --repair`
     """
-    from mergetta.hub import upkeep
+    from mergetta.hub.store import upkeep
 
     found = upkeep.check(opened(folder, database, blobs), repair)
     for finding in found:
@@ -330,7 +216,7 @@ def backup(
 
     Example: `mergetta hub backup copies/monday --folder hub`
     """
-    from mergetta.hub import upkeep
+    from mergetta.hub.store import upkeep
 
     missing = upkeep.backup(opened(folder, database, blobs), opened(out, None, None, new=True))
     typer.echo(f"{out}: a copy" + (f", without {missing} contents that are lost" if missing else ""))
@@ -347,7 +233,7 @@ def restore(
 
     Example: `mergetta hub restore copies/monday --folder new-hub`
     """
-    from mergetta.hub import upkeep
+    from mergetta.hub.store import upkeep
 
     missing = upkeep.restore(opened(source, None, None), opened(folder, database, blobs, new=True))
     typer.echo(f"restored from {source}" + (f", without {missing} contents that are lost" if missing else ""))

@@ -51,5 +51,6 @@ def introduce(client: HubClient, source: FamilyFile) -> None:
 def share(client: HubClient, expert: Expert) -> None:
     """The hub has the source model once, not with every expert."""
     known = client.upload_expert(dataclasses.replace(expert, source=None))
-    told = f"{client.url}: {known.get('state', 'taken')}, as {known.get('id', '')[:12]}"
-    Console().print(told, highlight=False, markup=False)
+    why = f" ({known['reason']})" if known.get("reason") else ""
+    told = f"{client.url}: {known.get('state', 'taken')}{why}, as {known.get('id', '')[:12]}"
+    Console().print(told, highlight=False, markup=False, soft_wrap=True)

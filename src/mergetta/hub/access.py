@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from fastapi import HTTPException, Request, Response, Security
+from fastapi import HTTPException, Request, Response, Security, UploadFile
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
@@ -15,7 +16,7 @@ from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBea
 from mergetta.hub.frame import BODY_LIMIT
 from mergetta.hub.records import ADMIN, CONSUME, CONTRIBUTE, TokenRecord
 from mergetta.hub.state import Hub
-from mergetta.hub.storage import Unavailable
+from mergetta.hub.store.storage import Unavailable, reachable
 
 COOKIE = "mergetta_session"
 HEADER = "x-mergetta-dashboard"
@@ -114,17 +115,30 @@ async def reader(
     return await consumer(request, given, stored)
 
 
+class Body(NamedTuple):
+    """What somebody has sent: in memory only while it is read."""
+
+    file: BinaryIO
+    digest: str
+
+    def read(self) -> bytes:
+        with reachable():
+            self.file.seek(0)
+            return self.file.read()
+
+
 @contextlib.asynccontextmanager
-async def body_of(request: Request, token: TokenRecord) -> AsyncIterator[bytes]:
-    """The raw body, never more of it in memory than this token may send, however many requests it comes with."""
+async def body_of(request: Request, token: TokenRecord) -> AsyncIterator[Body]:
+    """The raw body, never more of it than this token may send, however many requests it comes with."""
     hub = hub_of(request)
     limit = request.scope[BODY_LIMIT] = token.max_upload or hub.settings.max_upload
     too_large = HTTPException(413, f"The body is larger than the {limit:,} bytes this token may send.")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise too_large
-    parts: list[bytes] = []
-    size = 0
+    size, digest = 0, hashlib.sha256()
+    with reachable():
+        spool = UploadFile(hub.store.blobs.spool())
     try:
         async for part in request.stream():
             size += len(part)
@@ -133,9 +147,12 @@ async def body_of(request: Request, token: TokenRecord) -> AsyncIterator[bytes]:
                 raise too_large
             if hub.gate.holds_too_much(token, limit, hub.settings.max_upload):
                 raise HTTPException(429, "Too many uploads at once: try again later.", {"Retry-After": "2"})
-            parts.append(part)
+            digest.update(part)
+            with reachable():
+                await spool.write(part)
         if not size:
             raise HTTPException(422, "The body is empty: send the file itself.")
-        yield b"".join(parts)
+        yield Body(spool.file, digest.hexdigest())
     finally:
         hub.gate.hold(token, -size)
+        await spool.close()

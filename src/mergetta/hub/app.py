@@ -13,12 +13,13 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 import mergetta
 from mergetta.errors import MergettaError
-from mergetta.hub import api, dashboard
+from mergetta.hub import dashboard
+from mergetta.hub.api import ROUTERS
 from mergetta.hub.frame import Frame
 from mergetta.hub.metrics import Metrics
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.state import Hub
-from mergetta.hub.storage import Conflict, Damaged, NotThere, Refused, Unavailable
+from mergetta.hub.store.storage import Conflict, Damaged, NotThere, Refused, Unavailable
 
 log = logging.getLogger("mergetta.hub")
 STATUS = {Refused: 403, NotThere: 404, Conflict: 409, Damaged: 503, Unavailable: 503}
@@ -46,9 +47,8 @@ def create_app(settings: HubSettings) -> FastAPI:
     )
     app.state.hub = hub
     metrics = Metrics(hub.builder)
-    app.include_router(api.open_routes)
-    app.include_router(api.router)
-    app.include_router(api.readers)
+    for router in ROUTERS:
+        app.include_router(router)
     dashboard.add_to(app)
 
     @app.get("/metrics", include_in_schema=False)

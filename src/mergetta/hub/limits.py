@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mergetta.hub.records import TokenRecord
-from mergetta.hub.token_store import TokenStore
+from mergetta.hub.store.tokens import TokenStore
 
 FOLLOWED_EVERY = 1.0
 """Seconds until a token that was revoked is refused."""
@@ -19,7 +19,7 @@ NOTED_EVERY = 60.0
 USED_AGAIN = 600.0
 """A token's use is not noted again for so many seconds."""
 MOST_HELD = 4
-"""Uploads of the largest size that are in memory, of all tokens together."""
+"""Uploads of the largest size that are under way, of all tokens together."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Gate:
             store.note_use(used)
 
     def hold(self, token: TokenRecord, size: int) -> None:
-        """Bytes of a token's uploads that are in memory, or (negative) are no more."""
+        """Bytes of a token's uploads that are under way, or (negative) are no more."""
         self._held[token.id] += size
         if not self._held[token.id]:
             del self._held[token.id]

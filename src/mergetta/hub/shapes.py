@@ -70,6 +70,8 @@ class ExpertShape(BaseModel):
     """Told to administrators only."""
     state: Literal["pending", "active", "quarantined", "retired"]
     reason: str
+    waits: bool
+    """For an administrator to approve the token that uploaded it."""
     decided: bool
     token: str
     """Who uploaded it: the id of a token, as `mergetta hub token list` shows it; empty for others' unless to

@@ -15,8 +15,8 @@ from mergetta.hub.limits import Gate
 from mergetta.hub.records import BundleRecord, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
-from mergetta.hub.storage import Damaged, NotThere, Unavailable
 from mergetta.hub.store import Store
+from mergetta.hub.store.storage import Damaged, NotThere, Unavailable
 
 FRESH = 0.5
 """Seconds for which a process serves a bundle without asking whether another one has published a newer."""

@@ -1,6 +1,6 @@
 // A person's word on experts, one or several: asked for once more before it is given.
 
-import { decide } from "./hub.js";
+import { approve, decide } from "./hub.js";
 import { byId, el, many, named, setText } from "./page.js";
 
 const { role, name: person } = document.body.dataset;
@@ -64,8 +64,8 @@ export class Selection {
 
 export async function act(experts, state, { say, refresh }) {
   const what = experts.length === 1 ? named(experts[0].domain) : many(experts.length, "expert");
-  if (!(await confirmed(state, what))) return;
-  const word = WORDS[state][1];
+  const [title, word, then, className] = WORDS[state];
+  if (!(await confirmed(title, what, then, className))) return;
   let done = 0;
   try {
     for (const expert of experts) {
@@ -81,9 +81,26 @@ export async function act(experts, state, { say, refresh }) {
   refresh();
 }
 
-function confirmed(state, what) {
+// For a contributor whose uploads wait.
+export function approvalButton({ token, name }, { say, refresh }) {
+  const made = el("button", { type: "button", className: "primary", textContent: "Approve" });
+  made.setAttribute("aria-label", `Approve ${name}`);
+  made.addEventListener("click", async () => {
+    if (!(await confirmed("Approve", name, "has its uploads merged from now on, as far as the screening finds nothing odd.", "primary"))) return;
+    try {
+      await approve(token);
+      say(`${name} is approved: the next bundle will show it.`);
+      byId("main").focus({ preventScroll: true });
+    } catch (error) {
+      say(`${name} could not be approved: ${error.message}`, true);
+    }
+    refresh();
+  });
+  return made;
+}
+
+function confirmed(text, what, then, className) {
   const dialog = byId("confirm");
-  const [text, , then, className] = WORDS[state];
   byId("confirm-title").textContent = `${text}?`;
   byId("confirm-what").textContent = what;
   byId("confirm-then").textContent = then;

@@ -1,7 +1,7 @@
 // Who has contributed, and how alike the contributions are.
 
 import { axis, brief, colours, draw as drawChart, narrow, plain } from "./charts.js";
-import { Selection } from "./decisions.js";
+import { approvalButton, mayDecide, Selection } from "./decisions.js";
 import { get, getExperts } from "./hub.js";
 import {
   byId, cell, count, el, fillTable, named, number, numberCell, setText, showFilled, tag, time, uploaderOf,
@@ -25,7 +25,7 @@ export async function load(family) {
 export function draw({ experts, similarity }, context) {
   const { family } = context;
   selection.show(experts, context);
-  fillTable("contributor-table", contributors(experts), (each) => each.token, contributorCells);
+  fillTable("contributor-table", contributors(experts), (each) => each.token, (each) => contributorCells(each, context));
   redraw = () => drawTable(experts, family);
   showFilled("experts", experts.length > 0);
   redraw();
@@ -35,16 +35,14 @@ export function draw({ experts, similarity }, context) {
 function drawTable(experts, family) {
   const state = byId("expert-state").value;
   const rows = experts.filter((expert) => !state || expert.state === state).reverse();
-  fillTable("expert-table", rows, (expert) => expert.id, (expert) => expertCells(expert, family));
+  fillTable("expert-table", rows, (expert) => expert.id, expertCells);
   const total = Object.values(family.experts).reduce((sum, each) => sum + each, 0);
   const latest = total > experts.length ? `Of the latest ${count(experts.length)} of ${count(total)} experts, ` : "";
   setText(byId("expert-note"), `${latest}${count(rows.length)} shown, newest first.`);
 }
 
-function expertCells(expert, family) {
-  const waits = expert.state === "pending" && family.up_to_date;
-  const said = expert.decided ? "decided by a person" : waits ? `waits for mergetta hub token approve ${expert.token}` : "";
-  const reason = expert.reason || said;
+function expertCells(expert) {
+  const reason = expert.reason || (expert.decided ? "decided by a person" : "");
   const domain = cell(el("label", {}, selection.box(expert), named(expert.domain)), "name");
   domain.title = `SHA-256 ${expert.id}`;
   return [
@@ -63,17 +61,19 @@ function expertCells(expert, family) {
 function contributors(experts) {
   const found = new Map();
   for (const expert of experts) {
-    const { token, state, created } = expert;
-    const known = found.get(token) ?? { token, name: uploaderOf(expert), active: 0, pending: 0, quarantined: 0, retired: 0 };
-    found.set(token, { ...known, [state]: known[state] + 1, last: created });
+    const { token, state, created, waits } = expert;
+    const known = found.get(token) ?? { token, name: uploaderOf(expert), active: 0, pending: 0, quarantined: 0, retired: 0, waits: false };
+    found.set(token, { ...known, [state]: known[state] + 1, last: created, waits: known.waits || waits });
   }
   const active = experts.filter(({ state }) => state === "active").length;
   return [...found.values()].map((each) => ({ ...each, share: active ? each.active / active : 0 })).sort((a, b) => b.active - a.active);
 }
 
-function contributorCells({ name, active, share, quarantined, retired, last }) {
-  const numbers = [count(active), `${Math.round(100 * share)} %`, count(quarantined), count(retired)];
-  return [cell(name, "name"), ...numbers.map(numberCell), cell(time(last), "short")];
+function contributorCells(contributor, context) {
+  const { name, active, share, pending, quarantined, retired, last, waits } = contributor;
+  const numbers = [count(active), `${Math.round(100 * share)} %`, count(pending), count(quarantined), count(retired)];
+  const approval = waits && mayDecide ? approvalButton(contributor, context) : waits ? "waits for an administrator" : "";
+  return [cell(name, "name"), ...numbers.map(numberCell), cell(time(last), "short"), cell(approval, "short")];
 }
 
 // Kept-out experts come last, so that they stand apart from the others.

@@ -18,7 +18,7 @@ async function ask(address, options) {
   } catch {
     throw new Unreachable("The hub cannot be reached.");
   }
-  const body = await answer.json().catch(() => null);
+  const body = answer.status === 204 ? {} : await answer.json().catch(() => null);
   if (!answer.ok) throw new Refused(answer.status, body?.detail ?? `status ${answer.status}`);
   if (body === null) throw new Unreachable("The hub's answer broke off.");
   return body;
@@ -41,6 +41,10 @@ function post(address, body) {
 
 export function decide(expert, state, reason) {
   return post(`v1/experts/${encodeURIComponent(expert)}/state`, { state, reason: reason.slice(0, 500) });
+}
+
+export function approve(token) {
+  return post(`v1/tokens/${encodeURIComponent(token)}/approval`, {});
 }
 
 export function logIn(token) {

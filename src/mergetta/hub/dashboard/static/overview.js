@@ -52,7 +52,7 @@ function attention(family, devices, linkTo) {
   const silent = devices.filter((device) => stateOf(device) === "silent");
   const older = devices.filter((device) => !silent.includes(device) && bundleOf(device) === "older");
   if (quarantined) note("quarantined", `${many(quarantined, "expert")} to accept or reject`, "quarantine");
-  if (pending && family.up_to_date) note("pending", `${many(pending, "expert")} of new tokens: mergetta hub token approve`, "experts");
+  if (pending && family.up_to_date) note("pending", `${many(pending, "expert")} of new tokens: approve or not`, "experts");
   if (!Object.keys(family.experts).length) note("none", "No expert yet: how to upload the first", "experts");
   if (!devices.length) note("none", "No device yet: how to start the first", "devices");
   const waited = family.waiting_since === null ? 0 : Date.now() / 1000 - family.waiting_since;

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, TimeoutError
 
 from mergetta.errors import MergettaError
-from mergetta.hub.blobs import Blobs
-from mergetta.hub.database import Database
-from mergetta.hub.schema import families
+from mergetta.hub.store.blobs import Blobs
+from mergetta.hub.store.database import Database
+from mergetta.hub.store.schema import families
 
 R = TypeVar("R")
 
@@ -74,16 +74,20 @@ def record(kind: type[R], row: sa.Row[Any]) -> R:
     return kind(**{f.name: row._mapping[f.name] for f in fields(kind)})  # type: ignore[arg-type]
 
 
+def unknown(family: str) -> NotThere:
+    return NotThere(f"The hub does not know the family {family!r}: register it first.")
+
+
 class Storage:
     """The two halves: rows and contents."""
 
     database: Database
     blobs: Blobs
 
-    def put_blob(self, data: bytes) -> str:
+    def put_blob(self, data: bytes, digest: str | None = None) -> str:
         with reachable():
             try:
-                return self.blobs.put(data)
+                return self.blobs.put(data, digest)
             except (MergettaError, FileNotFoundError) as error:  # a file that cannot be written, a bucket not there
                 raise Unavailable(f"The hub's blob store is not available: {error}") from error
 
@@ -97,10 +101,17 @@ class Storage:
                 raise Damaged(f"The hub's blob store cannot be trusted: {error}.") from error
 
     def _change(self, connection: sa.Connection, family: str) -> int:
-        """A new generation of the pool. Takes the family's row, so that changes come one after the other."""
-        mine = families.update().where(families.c.id == family)
-        connection.execute(mine.values(generation=families.c.generation + 1))
-        return self._generation(connection, family)
+        """A new generation of the pool."""
+        generation = self._generation(connection, family) + 1
+        connection.execute(families.update().where(families.c.id == family).values(generation=generation))
+        return generation
 
     def _generation(self, connection: sa.Connection, family: str) -> int:
-        return int(connection.execute(sa.select(families.c.generation).where(families.c.id == family)).scalar_one())
+        """Takes the family's row, so that changes come one after the other. Who writes rows of a token, of its family
+        and of what belongs to that takes them in this order: two orders would be a deadlock.
+        """
+        query = sa.select(families.c.generation).where(families.c.id == family).with_for_update(key_share=True)
+        generation = connection.execute(query).scalar()
+        if generation is None:
+            raise unknown(family)
+        return int(generation)

@@ -7,8 +7,8 @@ import time
 import sqlalchemy as sa
 
 from mergetta.hub.records import AuditRecord
-from mergetta.hub.schema import audit, tokens
-from mergetta.hub.storage import Storage, reachable, record
+from mergetta.hub.store.schema import audit, tokens
+from mergetta.hub.store.storage import Storage, reachable, record
 
 COMMAND_LINE = "command line"
 """Who acts through `mergetta hub …`, beside the database."""

@@ -9,9 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from mergetta.hub.records import DeviceRecord
-from mergetta.hub.schema import devices, families, reports
 from mergetta.hub.settings import Limits
-from mergetta.hub.storage import NotThere, Refused, Storage, reachable, record, repeated
+from mergetta.hub.store.schema import devices, families, reports
+from mergetta.hub.store.storage import Refused, Storage, reachable, record, repeated, unknown
 
 
 class ReportStore(Storage):
@@ -27,10 +27,13 @@ class ReportStore(Storage):
     def _add_reports(self, entries: Sequence[Mapping[str, Any]], token: str) -> None:
         now = time.time()
         with self.database.write() as connection:
-            for family in {entry["family"] for entry in entries}:
-                if connection.execute(sa.select(families.c.id).where(families.c.id == family)).first() is None:
-                    raise NotThere(f"The hub does not know the family {family!r}: register it first.")
-            for family, device in {(entry["family"], entry["device"]) for entry in entries}:
+            for family in sorted({entry["family"] for entry in entries}):
+                held = (
+                    sa.select(families.c.id).where(families.c.id == family).with_for_update(read=True, key_share=True)
+                )
+                if connection.execute(held).first() is None:
+                    raise unknown(family)
+            for family, device in sorted({(entry["family"], entry["device"]) for entry in entries}):
                 mine = [entry for entry in entries if (entry["family"], entry["device"]) == (family, device)]
                 same = sa.and_(devices.c.family == family, devices.c.device == device)
                 seen = {"token": token, "last_seen": now, "last": dict(mine[-1])}

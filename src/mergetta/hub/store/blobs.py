@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO, cast
 
 import fsspec
 
@@ -16,6 +16,8 @@ from mergetta.errors import MergettaError
 from mergetta.files import make_durable, write_atomically
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
+SPOOLED = 2**18
+"""Bytes of what is on its way in that are held in memory."""
 
 
 def digest_of(data: bytes) -> str:
@@ -42,8 +44,9 @@ class Blobs:
             raise ValueError(f"{digest!r} is not a digest")
         return f"{self.root}/{digest[:2]}/{digest}"
 
-    def put(self, data: bytes) -> str:
-        digest = digest_of(data)
+    def put(self, data: bytes, digest: str | None = None) -> str:
+        """With the digest, if it is known."""
+        digest = digest or digest_of(data)
         path = self.path(digest)
         if self.local:
             if not self._holds(Path(path), data):
@@ -54,6 +57,12 @@ class Blobs:
             self._system.pipe_file(path, data)
         return digest
 
+    def spool(self) -> BinaryIO:
+        """For what is on its way in: if it is large, a file on disk without a name, of which a crash leaves nothing."""
+        if self.local:
+            Path(self.root).mkdir(parents=True, exist_ok=True)
+        return cast(BinaryIO, SpooledTemporaryFile(SPOOLED, dir=self.root if self.local else None))
+
     def _holds(self, path: Path, data: bytes) -> bool:
         """Whether the very same content is there already; what is damaged is written again."""
         try:
@@ -62,18 +71,19 @@ class Blobs:
             return False
 
     def delete(self, digest: str) -> None:
+        self.delete_file(self.path(digest))
+
+    def delete_file(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._system.rm_file(self.path(digest))
+            self._system.rm_file(path)
 
-    def digests(self) -> Iterator[str]:
-        """Of all blobs."""
-        for path in self._system.find(self.root):
-            if DIGEST.fullmatch(name := path.rpartition("/")[2]):
-                yield name
+    def paths(self) -> dict[str, str]:
+        """Of all blobs, by digest; what a crash has left half written is there by another name."""
+        return {path.rpartition("/")[2]: path for path in self._system.find(self.root)}
 
-    def age(self, digest: str) -> float:
+    def age(self, path: str) -> float:
         """Seconds since it was written."""
-        written: datetime = self._system.modified(self.path(digest))
+        written: datetime = self._system.modified(path)
         return (datetime.now(UTC) - written).total_seconds()
 
     def get(self, digest: str) -> bytes:

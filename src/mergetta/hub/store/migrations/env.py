@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from mergetta.hub.schema import metadata
+from mergetta.hub.store.schema import metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
 with context.begin_transaction():

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 import sqlalchemy as sa
 
 from mergetta.errors import MergettaError
-from mergetta.hub.audit_store import COMMAND_LINE, AuditStore
 from mergetta.hub.records import ADMIN, PENDING, ROLES, TokenRecord
-from mergetta.hub.schema import experts, sessions, tokens
-from mergetta.hub.storage import NotThere, reachable, record
+from mergetta.hub.store.audit import COMMAND_LINE, AuditStore
+from mergetta.hub.store.schema import experts, sessions, tokens
+from mergetta.hub.store.storage import NotThere, reachable, record
 
 SESSION_SECONDS = 12 * 3600.0
 """How long a person stays logged in."""
@@ -70,10 +70,26 @@ class TokenStore(AuditStore):
             fresh = tokens.update().where(tokens.c.id == token, tokens.c.approved.is_(None))
             if connection.execute(fresh.values(approved=time.time())).rowcount:
                 self._note(connection, by, "approve token", token)
-                for family in list(connection.execute(waiting).scalars()):
+                for family in sorted(connection.execute(waiting).scalars()):
                     self._change(connection, family)
             elif connection.execute(sa.select(tokens.c.id).where(tokens.c.id == token)).first() is None:
                 raise NotThere(f"There is no token {token!r}: `mergetta hub token list` shows them.")
+
+    def token_called(self, word: str) -> TokenRecord:
+        """By its id, its name, or a beginning of either that no other token has. A name may outlive a revoked token."""
+        known = self.tokens()
+        alive = [token for token in known if token.revoked is None]
+        found = (
+            [token for token in known if token.id == word]
+            or [token for token in alive if token.name == word]
+            or [token for token in alive if word and (token.id.startswith(word) or token.name.startswith(word))]
+        )
+        if not found:
+            raise NotThere(f"There is no token {word!r}: `mergetta hub token list` shows them.")
+        if len(found) > 1:
+            ids = ", ".join(token.id for token in found[:5])
+            raise MergettaError(f"{len(found)} tokens are called {word!r} or begin so: give an id ({ids}).")
+        return found[0]
 
     def unapproved(self) -> set[str]:
         """Tokens whose uploads wait."""

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from mergetta.errors import MergettaError
-from mergetta.hub.blobs import digest_of
 from mergetta.hub.records import RETIRED, BundleRecord
-from mergetta.hub.schema import bundles, experts, families, metadata, sessions, tokens, variants
-from mergetta.hub.storage import Damaged, NotThere, reachable, record
 from mergetta.hub.store import PROBE, Store
+from mergetta.hub.store.blobs import digest_of
+from mergetta.hub.store.schema import bundles, experts, families, metadata, sessions, tokens, variants
+from mergetta.hub.store.storage import Damaged, NotThere, reachable, record
 
 RECENT = 3600.0
 """Seconds for which a blob that nobody names may belong to an upload that is on its way."""
@@ -44,12 +44,12 @@ def check(store: Store, repair: bool = False) -> list[Finding]:
                     store.lose_bundle(bundle)
                     store.note("lose bundle", bundle.id, family.id, problem)
     with reachable():
-        for digest in set(store.blobs.digests()) - named:
-            if store.blobs.age(digest) > RECENT:
-                found.append(Finding(f"the blob {digest} belongs to nothing", "it is deleted"))
+        for name, path in store.blobs.paths().items():
+            if name not in named and store.blobs.age(path) > RECENT:
+                found.append(Finding(f"the blob {name} belongs to nothing", "it is deleted"))
                 if repair:
-                    store.blobs.delete(digest)
-                    store.note("delete blob", digest, why="it belonged to nothing")
+                    store.blobs.delete_file(path)
+                    store.note("delete blob", name, why="it belonged to nothing")
     return found
 
 

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from mergetta.bundle import Bundle
 from mergetta.hub.records import BundleRecord, Variant
-from mergetta.hub.schema import bundles, families, variants
-from mergetta.hub.storage import Conflict, NotThere, Storage, reachable, record, repeated
+from mergetta.hub.store.schema import bundles, families, variants
+from mergetta.hub.store.storage import Conflict, NotThere, Storage, reachable, record, repeated
 
 DEMAND = 3600.0
 """Seconds for which a variant is kept up to date after somebody has asked for it."""
@@ -52,6 +52,7 @@ class BundleStore(Storage):
         """Its content is not there any more: forget it, and have it built again."""
         same = (bundles.c.family == bundle.family, bundles.c.id == bundle.id)
         with reachable(), self.database.write() as connection:
+            self._generation(connection, bundle.family)
             if connection.execute(bundles.delete().where(*same)).rowcount:
                 self._change(connection, bundle.family)
         with reachable():
@@ -63,12 +64,12 @@ class BundleStore(Storage):
         variant: Variant,
         generation: int,
         bundle: Bundle | None,
-        summary: dict[str, Any] | None,
+        summary: dict[str, Any],
         sign: Callable[[bytes], str | None],
     ) -> None:
         """Swap in a bundle made from a generation of the pool; None if nothing is left to merge."""
         row = None
-        if bundle is not None and summary is not None:
+        if bundle is not None:
             data = bundle.to_bytes()
             Bundle.from_bytes(data)  # what a device would refuse is not published
             row = {
@@ -84,6 +85,7 @@ class BundleStore(Storage):
     def _swap(self, family: str, variant: Variant, generation: int, row: dict[str, Any] | None) -> None:
         where = (bundles.c.family == family, bundles.c.variant == variant.key)
         with self.database.write() as connection:
+            self._generation(connection, family)
             if row is None:  # nothing is left: nothing may be served any more
                 connection.execute(bundles.delete().where(*where, bundles.c.generation <= generation))
             else:

@@ -1,0 +1,82 @@
+"""Families: registered once, with the source model that all their experts start from."""
+
+from __future__ import annotations
+
+import time
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from mergetta.errors import MergettaError
+from mergetta.family_file import FamilyFile
+from mergetta.hub.records import FamilyRecord
+from mergetta.hub.store.audit import COMMAND_LINE, AuditStore
+from mergetta.hub.store.blobs import digest_of
+from mergetta.hub.store.schema import bundles, devices, experts, families, reports, variants
+from mergetta.hub.store.storage import Conflict, reachable, record, unknown
+from mergetta.hub.validation import check_family
+
+
+class FamilyStore(AuditStore):
+    pool_memory: int
+    """Families whose scatter matrices exceed so many bytes are refused."""
+
+    def put_family(self, data: bytes, family: str, by: str = COMMAND_LINE) -> bool:
+        """Register a family; True if it is new. The same file again changes nothing."""
+        file = FamilyFile.from_bytes(data)
+        if file.family != family:
+            raise MergettaError(f"This file describes the family {file.family!r}, not {family!r}.")
+        check_family(file, self.pool_memory)
+        known = self._family(family)
+        if known is not None:
+            if known.blob != digest_of(data):
+                raise Conflict(f"The family {family!r} is registered with other contents.")
+            self.put_blob(data)  # it may have been lost or damaged
+            return False
+        row = {
+            "id": family, "blob": self.put_blob(data), "note": file.note, "preprocessing": dict(file.preprocessing),
+            "groups": len(file.base), "parameters": sum(v.size for v in file.base.values()),
+            "created": time.time(), "epoch": int(time.time()), "generation": 0, "built": 0, "lease_until": 0.0,
+        }  # fmt: skip
+        with reachable():
+            try:
+                with self.database.write() as connection:
+                    connection.execute(families.insert().values(row))
+                    self._note(connection, by, "register family", family, family)
+                return True
+            except IntegrityError:  # somebody else was quicker
+                return self.put_family(data, family, by)
+
+    def _family(self, family: str) -> FamilyRecord | None:
+        with reachable(), self.database.read() as connection:
+            row = connection.execute(sa.select(families).where(families.c.id == family)).first()
+        return None if row is None else record(FamilyRecord, row)
+
+    def family(self, family: str) -> FamilyRecord:
+        found = self._family(family)
+        if found is None:
+            raise unknown(family)
+        return found
+
+    def delete_family(self, family: str, by: str = COMMAND_LINE) -> None:
+        """With everything that belongs to it."""
+        gone = {self.family(family).blob}
+        with reachable(), self.database.write() as connection:
+            self._generation(connection, family)
+            for table in (experts, bundles):
+                gone |= set(connection.execute(sa.select(table.c.id).where(table.c.family == family)).scalars())
+            for table in (reports, devices, variants, bundles, experts):
+                connection.execute(table.delete().where(table.c.family == family))
+            connection.execute(families.delete().where(families.c.id == family))
+            self._note(connection, by, "delete family", family, family)
+        with reachable():
+            for digest in gone:
+                self.blobs.delete(digest)
+
+    def families(self) -> list[FamilyRecord]:
+        with reachable(), self.database.read() as connection:
+            rows = connection.execute(sa.select(families).order_by(families.c.created)).all()
+        return [record(FamilyRecord, row) for row in rows]
+
+    def family_file(self, family: str) -> FamilyFile:
+        return FamilyFile.from_bytes(self.blob(self.family(family).blob))
