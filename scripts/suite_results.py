@@ -1,4 +1,4 @@
-"""The measurements behind docs/results/cifar10.md and docs/reference/suites.md. DATA is the folder with cifar10/ and imagenet/.
+"""The measurements behind docs/results/cifar10.md and docs/reference/suites.md. DATA has cifar10/ and imagenet/.
 
 python scripts/suite_results.py clean DATA            # error of the public checkpoints on clean images; about 5 minutes
 python scripts/suite_results.py severity DATA 1000    # do errors rise with severity?; about 3 minutes
