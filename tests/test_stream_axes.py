@@ -25,7 +25,7 @@ from mergetta.bench.reproduce.setting import Setting
 from mergetta.bench.runner import Part, cells_of, run_suite
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite, load_suite
-from mergetta.bench.tables import error_table
+from mergetta.bench.tables import error_table, pass_table
 from mergetta.data.streams import ORDERS, Domain, Order, in_slots
 from mergetta.seeds import generator
 
@@ -121,6 +121,7 @@ class TestKeys:
             cell_key(suite.with_streams(order="sorted"), self.cell),
             cell_key(suite.with_streams(order="correlated"), self.cell),
             cell_key(suite.with_streams(folds=2), self.cell),
+            cell_key(suite.with_streams(passes=2), self.cell),
             cell_key(suite.with_streams(continual=True), Cell("zo-merge", "roid", "fog", 0, ())),
             cell_key(suite.with_streams(continual=True), Cell("zo-merge", "roid", "fog", 0, ("gaussian_noise",))),
         ]
@@ -131,6 +132,7 @@ class TestKeys:
         for other in (
             suite.with_streams(batch_size=1),
             suite.with_streams(order="sorted"),
+            suite.with_streams(passes=2),
             suite.with_streams(continual=True, folds=2),
             suite.with_streams(batch_size=8).with_streams(batch_size=1),
         ):
@@ -142,6 +144,7 @@ class TestKeys:
         assert same_run(suite.with_streams(batch_size=20), "roid", "fog", 0) == Cell("roid", None, "fog", 0)
         assert same_run(suite.with_streams(batch_size=1), "roid", "fog", 0) is None
         assert same_run(suite.with_streams(order="sorted"), "roid", "fog", 0) is None
+        assert same_run(suite.with_streams(passes=2), "roid", "fog", 0) is None
 
     def test_clean_images_are_measured_in_the_suite_s_own_batches(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -166,6 +169,29 @@ def test_a_method_meets_the_stream_that_the_suite_says(order: str) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(met, expected, strict=True))
 
 
+def test_every_pass_has_corruptions_and_an_order_of_its_own() -> None:
+    suite, cell = small("source").with_streams(passes=2), Cell("source", None, "gaussian_noise", 1)
+    runtime, met = TorchRuntime(family_of(suite)), []
+    record = online(suite, cell, create_adapter("source", runtime), runtime, met.append)
+    first, second = (np.concatenate(part) for part in (met[:3], met[3:]))
+    assert np.array_equal(first, np.concatenate([x for x, _ in target_of(suite, "gaussian_noise").stream(1, 20)]))
+    near = np.abs(first[:, None] - second[None]).mean(axis=(2, 3, 4))
+    assert near.min() > 0.05  # no image comes again as it was
+    assert not np.array_equal(near.argmin(axis=1), np.arange(60))
+    assert sorted(near.argmin(axis=1)) == list(range(60))  # but all do, under other noise
+    assert record["samples"] == 120
+    assert np.mean(record["passes"]) == pytest.approx(record["error"])
+    table = pass_table([record, {**record, "domain": "fog", "passes": [0.0, 0.0]}])
+    assert [table.cells[f"pass {turn}", "source"].mean for turn in (1, 2)] == [each / 2 for each in record["passes"]]
+
+
+def test_published_files_and_styles_cannot_be_drawn_again() -> None:
+    suite = load_suite("fashion-styles").restricted(["source"], samples=20).with_streams(passes=2)
+    assert target_of(suite, suite.domains[0]).labels.size == 20
+    with pytest.raises(MergettaError, match="is not drawn at random: a second pass would show the same images"):
+        target_of(suite, suite.domains[0], 1)
+
+
 def test_experts_are_made_from_the_same_stream_whatever_the_target_s(tmp_path: Path) -> None:
     suite = small("roid")
     one = make_expert(suite, "roid", "fog", 0, Store(tmp_path / "one"))
@@ -179,6 +205,7 @@ def test_streams_in_the_suite_are_checked(tmp_path: Path) -> None:
         ({"order": "random"}, "There is no order 'random'"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"folds": 0}, "folds must be at least 1"),
+        ({"passes": 0}, "passes must be at least 1"),
     ):
         with pytest.raises(MergettaError, match=sentence):
             small().with_streams(**wrong)  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def members(suite: Suite, cell: Cell) -> list[tuple[str, int]]:
 def same_run(suite: Suite, expert: str, domain: str, seed: int) -> Cell | None:
     """The cell whose method does exactly what makes the expert: same images in the same stream, same options."""
     same_images = suite.first is None and suite.expert_samples is None
-    same_stream = suite.order == "mixed" and suite.batch_size == suite.training_batch_size
+    same_stream = suite.order == "mixed" and suite.passes == 1 and suite.batch_size == suite.training_batch_size
     if same_images and same_stream:
         for name, settings in suite.methods.items():
             if (settings.adapter, settings.options, settings.mirror) == (expert, suite.experts[expert], None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from mergetta.bench.suite import Suite
 from mergetta.data.fashion_clean import load_fashion_clean
 from mergetta.data.own_images import OwnImages
 from mergetta.data.sources import Source, open_source
-from mergetta.data.streams import Domain
+from mergetta.data.streams import Batch, Domain
 from mergetta.models.family import Family, load_family
 from mergetta.runtimes.home import with_home
 
@@ -71,13 +72,18 @@ def clean_images(place: Place, count: int) -> Domain | None:
 
 
 @lru_cache(maxsize=2)
-def load_domain(place: Place, domain: str, severity: int, start: int, count: int) -> Domain:
-    return open_once(place).domain(domain, severity, start, count)
+def load_domain(place: Place, domain: str, severity: int, start: int, count: int, draw: int = 0) -> Domain:
+    return open_once(place).domain(domain, severity, start, count, draw)
 
 
-def target_of(suite: Suite, domain: str) -> Domain:
-    """The stream on which methods are compared."""
-    return load_domain(place_of(suite), domain, suite.severity, 0, suite.samples)
+def target_of(suite: Suite, domain: str, turn: int = 0) -> Domain:
+    """What methods are compared on: in every pass the same images, corrupted anew."""
+    return load_domain(place_of(suite), domain, suite.severity, 0, suite.samples, turn)
+
+
+def target_stream(suite: Suite, domain: str, seed: int) -> Iterator[Batch]:
+    for turn in range(suite.passes):
+        yield from target_of(suite, domain, turn).stream(seed, suite.batch_size, suite.order, turn)
 
 
 def training_of(suite: Suite, domain: str) -> Domain:

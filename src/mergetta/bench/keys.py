@@ -79,6 +79,8 @@ def cell_key(suite: Suite, cell: Cell) -> str:
         facts["signature"] = None if signature is None else signature.tolist()
     if method.measured or settings.runtime == "int8":
         facts["clean"] = clean_images(place_of(suite), 1) is not None and suite.training_batch_size
+    if suite.passes > 1:
+        facts["passes"] = suite.passes
     if suite.first:
         facts["first"] = suite.first
     if cell.expert:

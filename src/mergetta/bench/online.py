@@ -1,4 +1,4 @@
-"""One pass over a target: each batch is predicted as it comes, and its errors are counted."""
+"""A target's stream: each batch is predicted as it comes, and its errors are counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mergetta.adapters.base import Adapter
 from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.arrays import Array, to_numpy
 from mergetta.bench.cells import Cell
-from mergetta.bench.inputs import source_of, target_of
+from mergetta.bench.inputs import source_of, target_stream
 from mergetta.bench.suite import Suite
 from mergetta.bundle import Bundle
 from mergetta.runtimes.onnx_runtime import OnnxRuntime
@@ -33,7 +33,7 @@ def online(
     runtime: TorchRuntime | OnnxRuntime,
     after: Callable[[Array], None] = lambda images: None,
 ) -> dict[str, Any]:
-    """The record of one pass over the target: each batch predicted as it comes. `after` sees each batch, untimed."""
+    """The record of a target's stream: each batch predicted as it comes. `after` sees each batch, untimed."""
     wrong: list[int] = []
     sizes: list[int] = []
     kept: deque[int] = deque(maxlen=KEPT)
@@ -41,7 +41,7 @@ def online(
     runtime.forwarded = 0
     skipped = getattr(adapter, "skipped", 0)
     viewed = Mirrored(adapter) if suite.methods[cell.method].mirror else adapter
-    for images, labels in target_of(suite, cell.domain).stream(cell.seed, suite.batch_size, suite.order):
+    for images, labels in target_stream(suite, cell.domain, cell.seed):
         start = time.perf_counter()
         logits = viewed.predict(images)
         seconds += time.perf_counter() - start
@@ -52,7 +52,7 @@ def online(
         sizes.append(len(labels))
         if suite.first and sum(sizes) >= suite.first:
             break
-    samples = sum(sizes)
+    samples, turns = sum(sizes), by_pass(wrong, sizes, suite.samples)
     wrong, sizes = in_portions(wrong, sizes)
     record: dict[str, Any] = {
         "expert": cell.expert,
@@ -66,6 +66,7 @@ def online(
         "data": source_of(suite).description,
         "batch_size": suite.batch_size,
         "order": suite.order,
+        "passes": turns,
         "visit": None if cell.before is None else len(cell.before) + 1,
         "forwards": runtime.forwarded / samples,
         "backprop": find_method(suite.methods[cell.method].adapter).backprop,
@@ -82,6 +83,16 @@ def online(
         record["dimension"] = bundle.dimension
         record["ranks"] = {name: len(w) if name in bundle.moving else 0 for name, w in bundle.coefficients.items()}
     return record
+
+
+def by_pass(wrong: Sequence[int], sizes: Sequence[int], samples: int) -> list[float]:
+    """Error in each pass over so many images, in percent.
+
+    >>> by_pass([1, 0, 3, 2], [4, 2, 4, 2], samples=6)
+    [16.666666666666668, 83.33333333333333]
+    """
+    turns = (np.cumsum(sizes) - 1) // samples
+    return (100 * np.bincount(turns, wrong) / np.bincount(turns, sizes)).tolist()
 
 
 def in_portions(wrong: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[int]]:

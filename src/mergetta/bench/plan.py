@@ -72,7 +72,10 @@ class Missing:
 
     def core_hours(self, suite: Suite, domain: str) -> float:
         """What it costs, by the time of a forward pass on a domain of a suite; in small batches it is longer."""
-        methods = [(suite.methods[cell.method], suite.first or suite.samples) for suite, cell in self.cells.values()]
+        methods = [
+            (suite.methods[cell.method], suite.first or suite.samples * suite.passes)
+            for suite, cell in self.cells.values()
+        ]
         cells = sum((find_method(method.adapter).passes + bool(method.mirror)) * samples for method, samples in methods)
         made = [
             (origin.method, origin.suite.expert_samples or origin.suite.samples) for origin in self.experts.values()

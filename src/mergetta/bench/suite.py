@@ -102,6 +102,8 @@ class Suite(BaseModel):
     """Of the experts' training, and of what is measured on clean images; by default the same."""
     order: Order = "mixed"
     """Of the classes in the targets' streams (`Domain.indices`); experts are always made from mixed classes."""
+    passes: int = Field(1, gt=0)
+    """Over each target, for long streams: every pass draws its corruptions and its order anew."""
     domains: tuple[str, ...] = tuple(CORRUPTIONS)
     continual: bool = False
     """Whether the targets of a fold follow each other without a reset of the adapter; by default each starts anew."""
@@ -157,6 +159,7 @@ class Suite(BaseModel):
         order: str | None = None,
         continual: bool = False,
         folds: int | None = None,
+        passes: int | None = None,
     ) -> Suite:
         """The same suite with its targets in other streams; experts stay what they are."""
         changes: dict[str, Any] = {}
@@ -171,6 +174,8 @@ class Suite(BaseModel):
             changes["continual"] = True
         if folds is not None:
             changes["folds"] = at_least_one("folds", folds)
+        if passes is not None:
+            changes["passes"] = at_least_one("passes", passes)
         return self.model_copy(update=changes)
 
     @property
@@ -185,6 +190,8 @@ class Suite(BaseModel):
     def streams(self) -> str:
         """How the targets come, for the caption of a table."""
         text = f"batch {self.batch_size}, {self.order} order"
+        if self.passes > 1:
+            text += f", {self.passes} passes drawn anew"
         if self.continual:
             text += ", continual (no reset within a fold)"
         if self.fold_count == 1:

@@ -87,6 +87,18 @@ def error_table(records: Iterable[Record]) -> ErrorTable:
     return ErrorTable(methods, domains, cells, average)
 
 
+def pass_table(records: Iterable[Record]) -> ErrorTable:
+    """Passes × methods, as means over domains: what a long stream teaches."""
+    errors: dict[tuple[int, str, int], list[float]] = {}
+    for record in records:
+        for turn, error in enumerate(record["passes"], 1):
+            errors.setdefault((turn, record["method"], record["seed"]), []).append(error)
+    return error_table(
+        {"domain": f"pass {turn}", "method": method, "seed": seed, "error": float(np.mean(found))}
+        for (turn, method, seed), found in sorted(errors.items(), key=lambda item: item[0][0])
+    )
+
+
 def rich_table(table: ErrorTable, title: str) -> Table:
     """For the terminal; in bold what no other method beats by more than the spread."""
     view = Table(title=title, title_justify="left", show_footer=True, pad_edge=False)

@@ -67,6 +67,12 @@ Folds = Annotated[
         "is a fold (leave one out); with --continual there are 2, and each is a sequence.",
     ),
 ]
+Passes = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Passes over each target, for long streams: each has corruptions and an order of its own."
+    ),
+]
 Severity = Annotated[int | None, typer.Option(min=1, max=5, help="Severity of the corruptions.")]
 Family = Annotated[str | None, typer.Option(help=f"Another model than the suite's own: {NAMES}")]
 Data = Annotated[Path | None, typer.Option(help="The folder of the suite's images (default: below $MERGETTA_DATA).")]
@@ -95,6 +101,7 @@ def command(
     order: Order = None,
     continual: Continual = False,
     folds: Folds = None,
+    passes: Passes = None,
     runtime: RuntimeName = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"One seed, {QUICK_SAMPLES} images per domain.")] = False,
     json: Json = None,
@@ -117,6 +124,8 @@ def command(
 
     Example: `mergetta bench fashion-bn --continual` (with `--folds 2` instead: the same experts, with resets)
 
+    Example: `mergetta bench fashion-bn --methods merge,zo-merge,roid --domains fog --passes 10 --seeds 1`
+
     Example: `mergetta bench cifar10-c --checkpoint Standard.pt --data /shared/CIFAR-10-C --executor ray --address auto`
     """
     from mergetta.bench.store import default_cache
@@ -124,7 +133,8 @@ def command(
 
     if quick:
         seeds, samples = 1, min(samples or QUICK_SAMPLES, QUICK_SAMPLES)
-    whole = load_suite(suite, family, checkpoint, data, styles).with_streams(batch_size, order, continual, folds)
+    whole = load_suite(suite, family, checkpoint, data, styles)
+    whole = whole.with_streams(batch_size, order, continual, folds, passes)
     whole = whole if runtime is None else whole.on(runtime)
     part = part_of(whole, experts, methods, domains, seeds, samples, severity, expert_samples)
     if dry_run:
@@ -157,7 +167,7 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
     from mergetta.bench.report import write_report
     from mergetta.bench.runner import run_sweep
     from mergetta.bench.showcase import showcase
-    from mergetta.bench.tables import SPREAD, error_table, rich_table, settings_of, write_json
+    from mergetta.bench.tables import SPREAD, error_table, pass_table, rich_table, settings_of, write_json
 
     console = wide_console()
     with executor as workers, bars(console) as show:
@@ -168,6 +178,8 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
         raise typer.Exit(1)
     suite, seeds, note = part.suite, part.seeds, caption(part, records[0]["data"])
     console.print(rich_table(error_table(records), note))
+    if suite.passes > 1:
+        console.print(rich_table(pass_table(records), "the same by pass, means over domains"))
     if len(seeds) > 1:
         console.print(SPREAD, style="dim")
     if json:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.data.frost_textures import corrupted_by, find_textures, textures_digest
-from mergetta.data.images import check_samples, checked_labels, corrupt_settings, load_labelled_npz
+from mergetta.data.images import check_drawn, check_samples, checked_labels, corrupt_settings, load_labelled_npz
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
@@ -61,15 +61,17 @@ class CifarC:
         count = check_samples(samples, len(images), self.folder)
         return Domain("clean", images[:count], labels[:count])
 
-    def domain(self, name: str, severity: int, samples: int | None = None) -> Domain:
-        """The first `samples` images (they are in random order) of a corruption at a severity."""
+    def domain(self, name: str, severity: int, samples: int | None = None, draw: int = 0) -> Domain:
+        """The first `samples` images (they are in random order) of a corruption at a severity; published files are
+        one draw."""
         if severity not in range(1, SEVERITIES + 1):
             raise MergettaError(f"severity must be 1 to {SEVERITIES}, not {severity}.")
         if not self.files:
             from mergetta.data.lazy import Corrupted
 
             clean = self.clean(samples)
-            return Domain(name, Corrupted(clean.images, name, severity, frost=self.frost), clean.labels)
+            return Domain(name, Corrupted(clean.images, name, severity, draw, self.frost), clean.labels)
+        check_drawn(draw, self.folder)
         images, labels = self.stacked(name)
         if self.settings is not None and severity not in self.settings["severities"]:
             raise MergettaError(f"{self.folder} was made without severity {severity}: run `mergetta corrupt` with it.")

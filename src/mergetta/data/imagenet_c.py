@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mergetta.data.frost_textures import corrupted_by, find_textures, textures_digest
-from mergetta.data.images import SUFFIXES, check_samples, corrupt_settings
+from mergetta.data.images import SUFFIXES, check_drawn, check_samples, corrupt_settings
 from mergetta.data.lazy import Corrupted, ImageFiles, Interpolation, JpegArchive, Subset
 from mergetta.data.streams import Domain, Images
 from mergetta.errors import MergettaError
@@ -93,11 +93,13 @@ class ImagenetC:
         images, labels = self.clean_images
         return self.sampled("clean", images, labels, samples)
 
-    def domain(self, name: str, severity: int, samples: int | None = None) -> Domain:
-        """`samples` images of a corruption at a severity: the same ones for each, in a fixed random order."""
+    def domain(self, name: str, severity: int, samples: int | None = None, draw: int = 0) -> Domain:
+        """`samples` images of a corruption at a severity: the same ones for each, in a fixed random order; published
+        files are one draw."""
         if not self.corrupted:
             images, labels = self.clean_images
-            return self.sampled(name, Corrupted(images, name, severity, frost=self.frost), labels, samples)
+            return self.sampled(name, Corrupted(images, name, severity, draw, self.frost), labels, samples)
+        check_drawn(draw, self.folder)
         if name not in self.corrupted:
             raise MergettaError(f"{self.folder} has no corruption {name!r}; it has {', '.join(self.corruptions)}.")
         folder = self.corrupted[name] / str(severity)

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mergetta.data.corruptions import CORRUPTIONS
+from mergetta.data.images import check_drawn
 from mergetta.data.labelled import Files, by_folder
 from mergetta.data.lazy import Corrupted, Subset
 from mergetta.data.sources import Source, combined, last
@@ -47,13 +48,14 @@ class OwnImages(Source):
         files, labels = by_folder(folder, self.classes)
         return Domain(name, Files(files, self.channels, self.size), labels)
 
-    def whole(self, domain: str, severity: int) -> Domain:
+    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
         """Folders have no severity."""
         if (self.folder / domain).is_dir():
+            check_drawn(draw, self.folder / domain)
             return self.labelled(domain, self.folder / domain)
         if domain not in CORRUPTIONS:
             raise MergettaError(f"{self.folder} has no folder {domain!r}, and there is no corruption of that name.")
-        return Domain(domain, Corrupted(self.originals.images, domain, severity), self.originals.labels)
+        return Domain(domain, Corrupted(self.originals.images, domain, severity, draw), self.originals.labels)
 
     def clean(self, count: int) -> Domain | None:
         try:

@@ -15,6 +15,7 @@ from mergetta.data.corruptions import CORRUPTIONS, corrupt
 from mergetta.data.fashion import FILE, load_fashion
 from mergetta.data.frost_textures import textures_digest
 from mergetta.data.imagenet_c import ROBUSTBENCH, ImagenetC
+from mergetta.data.images import check_drawn
 from mergetta.data.lazy import Subset
 from mergetta.data.streams import Domain, Images
 from mergetta.data.styles import load_style, style_domains, stylise
@@ -46,16 +47,16 @@ class Source(ABC):
     sorted_by_class = False
 
     @abstractmethod
-    def whole(self, domain: str, severity: int) -> Domain:
-        """All images of a domain, lazily."""
+    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
+        """All images of a domain, lazily; another `draw` has other random numbers."""
 
     def clean(self, count: int) -> Domain | None:
         """The last `count` clean images, if there are any: the first ones are the targets'."""
         return None
 
-    def domain(self, domain: str, severity: int, start: int, count: int) -> Domain:
+    def domain(self, domain: str, severity: int, start: int, count: int, draw: int = 0) -> Domain:
         """`count` images from `start` on, the same ones in all domains."""
-        whole = self.whole(domain, severity)
+        whole = self.whole(domain, severity, draw)
         total = len(whole.labels)
         if start + count > total:
             raise MergettaError(f"{self.description} has {total:,} images per domain, not {start + count:,}.")
@@ -74,16 +75,16 @@ class Fashion(Source):
     def __init__(self) -> None:
         self.digest = file_digest(FILE)
 
-    def whole(self, domain: str, severity: int) -> Domain:
+    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
         images, labels = load_fashion()
         return Domain(domain, images, labels)
 
     def clean(self, count: int) -> Domain | None:
         return last(self.whole("clean", 0), count)
 
-    def domain(self, domain: str, severity: int, start: int, count: int) -> Domain:
+    def domain(self, domain: str, severity: int, start: int, count: int, draw: int = 0) -> Domain:
         clean = super().domain(domain, severity, start, count)
-        return Domain(domain, corrupt(np.asarray(clean.images), domain, severity), clean.labels)
+        return Domain(domain, corrupt(np.asarray(clean.images), domain, severity, draw), clean.labels)
 
 
 class Cifar(Source):
@@ -99,8 +100,8 @@ class Cifar(Source):
     def clean(self, count: int) -> Domain | None:
         return last(self.set.clean(), count) if self.set.clean_file.is_file() else None
 
-    def whole(self, domain: str, severity: int) -> Domain:
-        return self.set.domain(domain, severity)
+    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
+        return self.set.domain(domain, severity, draw=draw)
 
 
 class Imagenet(Source):
@@ -128,8 +129,8 @@ class Imagenet(Source):
         order = generator(0, 0, "subset").permutation(len(clean.labels))
         return last(Domain("clean", Subset(clean.images, order), clean.labels[order]), count)
 
-    def whole(self, domain: str, severity: int) -> Domain:
-        return self.set.domain(domain, severity)
+    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
+        return self.set.domain(domain, severity, draw=draw)
 
 
 class Styles(Source):
@@ -148,8 +149,9 @@ class Styles(Source):
     def clean(self, count: int) -> Domain | None:
         return self.source.clean(count)
 
-    def whole(self, domain: str, severity: int) -> Domain:
+    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
         """Styles have no severity."""
+        check_drawn(draw, self.description)
         images, labels = self.photographs.images, self.photographs.labels
         style = load_style(self.paintings, domain, images[np.arange(1)].shape[1])
         return Domain(domain, Stylised(images, style), labels)
@@ -177,8 +179,9 @@ class FashionStyles(Source):
     def __init__(self) -> None:
         self.digest = combined([self.description, file_digest(FILE)])
 
-    def whole(self, domain: str, severity: int) -> Domain:
+    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
         """Styles have no severity."""
+        check_drawn(draw, self.description)
         images, labels = load_fashion()
         return Domain(domain, Stylised(images, texture(domain, images.shape[1]), TEXTURE_STRENGTH), labels)
 

@@ -39,13 +39,13 @@ class Domain:
     images: Images
     labels: NDArray[np.int64]
 
-    def stream(self, seed: int, batch_size: int, order: Order = "mixed") -> Iterator[Batch]:
-        """Batches of (NCHW in [0, 1], labels) in an order fixed by the seed: the same for every method.
+    def stream(self, seed: int, batch_size: int, order: Order = "mixed", turn: int = 0) -> Iterator[Batch]:
+        """Batches of (NCHW in [0, 1], labels) in an order fixed by seed and turn: the same for every method.
 
         A thread prepares the next batch while the consumer works on this one, so that decoding costs no time of its
         own; it ends with the stream, also when the consumer leaves early.
         """
-        indices = self.indices(seed, order)
+        indices = self.indices(seed, order, turn)
         batches = (indices[start : start + batch_size] for start in range(0, len(indices), batch_size))
         with ThreadPoolExecutor(1, "mergetta-stream") as thread:
             ahead = None
@@ -56,10 +56,10 @@ class Domain:
             if ahead is not None:
                 yield ahead.result()
 
-    def indices(self, seed: int, order: Order = "mixed") -> NDArray[np.int64]:
+    def indices(self, seed: int, order: Order = "mixed", turn: int = 0) -> NDArray[np.int64]:
         """Every image once. `mixed` is a random permutation; the other orders keep it among the images of a class."""
-        mixed = generator(seed, 0, f"stream/{self.name}").permutation(len(self.images))
-        rng = generator(seed, 0, f"{order}/{self.name}")
+        mixed = generator(seed, turn, f"stream/{self.name}").permutation(len(self.images))
+        rng = generator(seed, turn, f"{order}/{self.name}")
         if order == "mixed":
             return mixed
         if order == "sorted":
