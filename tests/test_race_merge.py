@@ -962,6 +962,32 @@ class TestHome:
         assert adapter.resting
         np.testing.assert_array_equal(logits, adapter.runtime(evenly, given=1.0).logits)
 
+    def test_a_little_drift_does_not_wake_it(self, evenly: np.ndarray) -> None:
+        adapter = self.at_home(evenly, held=len(evenly), rest=2 * len(evenly), home=0.05, wake=1e-9)
+        for _ in range(4):
+            adapter.predict(evenly)
+        adapter.predict(1.001 * evenly)
+        adapter.predict(1.001 * evenly)
+        assert adapter.resting and adapter.home
+
+    def test_at_rest_it_still_learns_where_the_stream_is(self, evenly: np.ndarray) -> None:
+        """A domain that is too near to be a shift is no home for all that."""
+        adapter = self.at_home(evenly, held=len(evenly), rest=2 * len(evenly), home=1e-4, wake=10.0, shift=10.0)
+        for _ in range(4):
+            adapter.predict(evenly)
+        assert adapter.home
+        for _ in range(4):
+            adapter.predict(evenly + 0.2)
+        assert not adapter.home and adapter.visit.shifts == 0
+        assert adapter.status().steps > 0
+
+    def test_a_state_knows_it(self, evenly: np.ndarray) -> None:
+        adapter, again = (self.at_home(evenly, held=len(evenly)) for _ in range(2))
+        adapter.predict(evenly)
+        again.load_state_dict(adapter.state_dict())
+        assert again.home
+        assert_same_state(again.state_dict(), adapter.state_dict())
+
 
 def test_a_bundle_of_another_source_model_is_refused(evenly: np.ndarray) -> None:
     """Whoever wrote another base into a hub would choose what every device runs."""

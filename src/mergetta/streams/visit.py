@@ -50,7 +50,7 @@ class Visit:
         first = self.detector.signature is None
         shifted = self.detector.add(signature, images, classes)
         self.shifts += shifted
-        if first or shifted:
+        if (first or shifted) and np.isfinite(signature).all():
             self.seen = StreamMoments(signature.shape[1], self.seen.memory)
         return first or shifted
 

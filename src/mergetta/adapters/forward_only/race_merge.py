@@ -83,7 +83,7 @@ class RaceSettings:
 
 
 class RaceMerge(Adapter):
-    """θ = θ₀ + Σ w_m τ_m: one weight per member of the bundle, and what is left for the source model.
+    """θ = θ₀ + Σ w_m τ_m: one weight per member of the bundle. (The source model has one too, and nothing to merge.)
 
     - **Candidates**: the first mixture (by similarity of signatures, as CoLA has it, and a quarter the members' mean),
       twice and four times the members' mean (experts are rarely trained to the end, and what they share points
@@ -95,7 +95,6 @@ class RaceMerge(Adapter):
     - **Moments**: BatchNorm normalises with the moments of the mixture, moved to where the stream says they are, as far
       as it can be believed (`normaliser.py`), so batches of any size and classes in any order are treated alike.
       Without BatchNorm, and if `source` is given (`measure_source`), the classifier's input is aligned in this way.
-
     - **Home**: within a small distance of the source's own signature there is nothing to adapt to, and the source model
       predicts as it is.
 
@@ -129,17 +128,17 @@ class RaceMerge(Adapter):
     def _take(self, bundle: Bundle) -> None:
         """Use a bundle that fits; one that does not changes nothing."""
         check_bundle(self.runtime, bundle)
-        tasks = bundle.member_tasks
-        count = len(next(iter(tasks.values())))
+        count = len(next(iter(bundle.member_tasks.values())))
         mean = np.append(np.full(count, 1 / count), 0)
         signatures = signatures_of(bundle.members, self.runtime) if self.settings.similarity else None
         if signatures is not None and self.visit.channels not in (None, signatures.shape[2]):
             raise MergettaError("The members' signatures are not of this model.")
         self.mixture = Mixture(self.runtime, bundle, self.settings.moments, self.source)
         self.bundle, self.normalise, self.signatures = bundle, self.mixture.normalise, signatures
+        self.names = () if bundle.members is None else tuple(bundle.members.names)
         self.size, self.mean = count + 1, mean
-        multiples = [times * mean for times in FURTHER if self.settings.scale]
-        self.multiples = [weights for weights in multiples if self.mixture.is_finite(weights)]
+        further = FURTHER if self.settings.scale else ()
+        self.multiples = [times * mean for times in further if self.mixture.is_finite(times * mean)]
         self._folded: Predict | None = None
 
     def reset(self) -> None:
@@ -152,6 +151,8 @@ class RaceMerge(Adapter):
         if self.normalise.moments is not None:
             self.normalise.moments.clear()
         self._folded = None
+        self.home = False
+        """Whether the stream is what the source model was made for."""
         self.carried: Vector | None = None
         """Weights to start with instead of by similarity: what another bundle amounted to."""
         self.race = self._race([self.mean])
@@ -168,32 +169,25 @@ class RaceMerge(Adapter):
         return np.eye(self.size)[-1] if self.home else self.race.weights
 
     @property
-    def home(self) -> bool:
-        """Whether the stream is what the source model was made for: then it predicts, as it is."""
-        at_least = self.visit.count >= self.settings.held
-        return at_least and self.visit.distance_from(self.runtime.signature) < self.settings.home
-
-    @property
     def settled(self) -> bool:
         """Whether there is nothing left to try."""
         return not self.settings.probe or self.race.over or self.home
 
     def status(self) -> Status:
-        assert self.bundle.members is not None
         return Status(
             phase=SETTLED if self.settled else ADAPTING,
             steps=self.race.trials.count,
             shifts=self.visit.shifts,
             fallbacks=self.fallbacks,
             normalises="what the source model was trained with" if self.home else self.normalise.describe(),
-            weights=named(self.bundle.members.names, self.weights),
+            weights=named(self.names, self.weights),
         )
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits of a batch; `adapt=False` only predicts."""
         output = self._at_rest(images) if adapt and self.resting else self._merge(images, learn=adapt)
         p = probabilities(output)
-        if adapt and self._is_new(to_numpy(output.signature), p):
+        if adapt and self._follow(to_numpy(output.signature), p):
             output = self._merge(images, learn=True)
             p = probabilities(output)
         if not np.isfinite(p).all():
@@ -211,8 +205,7 @@ class RaceMerge(Adapter):
 
     def _at_rest(self, images: Array) -> Output:
         if self._folded is None:
-            runtime = self.runtime
-            self._folded = runtime.folded(runtime.groups) if self.home else self.mixture.folded(self.weights)
+            self._folded = self.runtime.folded(self.runtime.groups) if self.home else self.mixture.folded(self.weights)
         return self._folded(images)
 
     def _merge(self, images: Array, learn: bool) -> Output:
@@ -221,21 +214,30 @@ class RaceMerge(Adapter):
     def look(self, images: Array) -> Array:
         return self.predict(images, adapt=False)
 
-    def _is_new(self, signature: NDArray[Any], p: NDArray[Any]) -> bool:
-        """Whether a batch is the first one of a domain: then nothing is known, and it is predicted once more."""
+    def _follow(self, signature: NDArray[Any], p: NDArray[Any]) -> bool:
+        """Where the stream is after a batch: elsewhere, at home, or stirring. True if the batch is the first one of a
+        domain: then nothing was known, and it is predicted once more.
+        """
         if self.signatures is not None and self.signatures.shape[2] != signature.shape[1]:
             raise MergettaError("The members' signatures are not of this model.")
-        begins = self.visit.begins(signature, len(p), predicted(p))
-        if begins:
+        if begins := self.visit.begins(signature, len(p), predicted(p)):
             self._begin()
-        if self.resting and self.visit.drift > self.settings.wake:
+        if self.resting and not self.home and self.visit.drift > self.settings.wake:
             self.visit.seen.clear()
             self._folded = None
-        if not self.resting:
+        if self.home or not self.resting:
             self.visit.learn(signature, len(p))
+        home = self._at_home()
+        if home != self.home:
+            self._begin()
+            self.home = home
         if self.home or not self.race.begun:
             self.race = self._race(self._order(), None if self.home else self.race.trials)
         return begins
+
+    def _at_home(self) -> bool:
+        known = self.visit.count >= self.settings.held
+        return known and self.visit.distance_from(self.runtime.signature) < self.settings.home
 
     def _order(self) -> list[Any]:
         """The first mixture, and who is tried in which order, by similarity."""
@@ -252,13 +254,11 @@ class RaceMerge(Adapter):
         """
         if bundle.digest == self.bundle.digest:
             return False
-        assert self.bundle.members is not None
-        before, moments = named(self.bundle.members.names, self.weights), self.normalise.moments
+        before, moments = named(self.names, self.weights), self.normalise.moments
         self._take(bundle)
-        assert bundle.members is not None
         if moments is not None and self.normalise.moments is not None:
             self.normalise.moments.restore(moments.state())
-        self.carried = carried(before, bundle.members.names) if self.visit.count and not self.home else None
+        self.carried = carried(before, self.names) if self.visit.count and not self.home else None
         self.race = self._race(self._order())
         return True
 
@@ -281,7 +281,7 @@ class RaceMerge(Adapter):
         if self.normalise.moments is not None:
             self.normalise.moments.restore(state)
         self.race, self.visit, self.fallbacks = race, visit, int(found["fallbacks"])
-        self.carried, self._folded = found.get("carried"), None
+        self.carried, self._folded, self.home = found.get("carried"), None, self._at_home()
 
 
 def signatures_of(members: Members | None, runtime: Runtime) -> NDArray[Any] | None:
