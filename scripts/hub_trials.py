@@ -86,7 +86,7 @@ def missing(store: Store, family: str, acknowledged: set[str]) -> set[str]:
 
 
 def litter(store: Store) -> int:
-    """Files that belong to nothing, however young, all of which `--repair` deletes."""
+    """Files that belong to nothing, however young, all of which `--repair` deletes; the hub must not be at work."""
     upkeep.RECENT = -1.0
     found = len(upkeep.check(store, repair=True))
     assert not upkeep.check(store)
@@ -120,6 +120,7 @@ def kill(times: str = "100") -> None:
             print(f"\rkill {number}: {len(load.acknowledged)} uploads acknowledged", end="", flush=True)
         store = hub.store()
         hub.bundle(runtime.family, len(store.experts(runtime.family)))
+        hub.stop()
         print(f"\nnone lost, check clean after each; {litter(store)} files belonged to nothing; {dict(load.statuses)}")
 
 
@@ -141,8 +142,9 @@ def fuzz(number: str = "10000") -> None:
         assert hub.call("POST", f"/v1/families/{FAMILY}/experts", honest(99).to_bytes())[0] == 201
         store = hub.store()
         hub.bundle(FAMILY, store.counts(FAMILY)["active"])
-        found = upkeep.check(store)
-        print(f"\n{before:.0f} to {hub.memory('VmHWM'):.0f} MB; check: {found or 'clean'}; {litter(store)} left over")
+        found, peak = upkeep.check(store), hub.memory("VmHWM")
+        hub.stop()
+        print(f"\n{before:.0f} to {peak:.0f} MB; check: {found or 'clean'}; {litter(store)} files belonged to nothing")
 
 
 def schema(examples: str = "100") -> None:
