@@ -184,6 +184,24 @@ def test_deadlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert answer(port, b"GET /v1/health HTTP/1.1\r\nHost: hub\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
+def test_who_leaves_during_an_upload_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = HubSettings.in_folder(tmp_path)
+    store = Store(settings.database, settings.blobs)
+    secret, _ = store.create_token("device", "contribute")
+    store.put_family(family_file().to_bytes(), FAMILY)
+    store.close()
+    head = f"POST /v1/families/{FAMILY}/experts HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer {secret}\r\n"
+    with serving(settings) as url, caplog.at_level(logging.INFO, "mergetta.hub"):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
+            connection.sendall(f"{head}Content-Length: 1000\r\n\r\nhalf".encode())
+            time.sleep(0.2)
+        deadline = time.monotonic() + 10
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.01)
+    (line,) = caplog.messages
+    assert " 400 " in line
+
+
 def test_the_access_log_says_who(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = HubSettings.in_folder(tmp_path)
     store = Store(settings.database, settings.blobs)

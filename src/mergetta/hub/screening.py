@@ -117,13 +117,13 @@ def usual_length(experts: Sequence[ExpertRecord]) -> float:
     of: dict[str, list[float]] = {}
     for expert in experts:
         of.setdefault(expert.token, []).append(expert.norm)
-    usual = middle([float(np.median(norms)) for norms in of.values()]) if of else 0.0
+    usual = float(middle(np.array([np.median(norms) for norms in of.values()]))) if of else 0.0
     return float(1.1 ** np.round(np.log(usual) / np.log(1.1))) if usual > 0 else 0.0
 
 
-def middle(values: Sequence[float]) -> float:
-    """The median; of an even number, the lower one."""
-    return sorted(values)[(len(values) - 1) // 2]
+def middle(values: Vector) -> Vector:
+    """The median over the rows; of an even number, the lower one."""
+    return np.asarray(np.sort(values, axis=0)[(len(values) - 1) // 2])
 
 
 class Yardstick:
@@ -131,11 +131,14 @@ class Yardstick:
 
     def __init__(self, crowd: Sequence[ExpertRecord], groups: Sequence[slice]) -> None:
         alone = len({expert.token for expert in crowd}) == 1
+        crowd = sorted(crowd, key=lambda expert: expert.id if alone else expert.token)
         names = [expert.id if alone else expert.token for expert in crowd]
         voices = {name: i for i, name in enumerate(dict.fromkeys(names))}
         self.crowd = crowd
         self.enough, self.majority = len(voices) >= (CROWD if alone else 2), len(voices) >= MAJORITY
         self.voice_of = np.array([voices[name] for name in names], dtype=np.int64)
+        self.starts = np.flatnonzero(np.diff(self.voice_of, prepend=-1))
+        """Where each voice begins in the crowd, which is in the order of voices."""
         self.place = {expert.id: i for i, expert in enumerate(crowd)}
         self.sketches = np.stack([direction(expert.sketch) for expert in crowd])
         self.parts = [(slice(0, self.sketches.shape[1]), WHOLE), *((group, LAYER) for group in groups)]
@@ -146,12 +149,11 @@ class Yardstick:
         if not suspects or not self.enough:
             return found
         mine, theirs = (np.stack([distances(e) for e in experts]) for experts in (suspects, self.crowd))
-        for column in reversed(range(mine.shape[1])):  # domains may lie in opposite directions: only lengths compare
-            ratio = self.ratios(mine[:, column], theirs[:, column])
+        for ratio in self.ratios(mine, theirs).T[::-1]:  # domains may lie in opposite directions: only lengths compare
             note(found, suspects, ratio > LENGTH, "its moments are {:.2g} times as far off as the median ones", ratio)
         sketches = np.stack([direction(expert.sketch) for expert in suspects])
-        for part, what in reversed(self.parts):
-            ratio = self.ratios(lengths(suspects, sketches[:, part]), lengths(self.crowd, self.sketches[:, part]))
+        ratios = self.ratios(self.lengths(suspects, sketches), self.lengths(self.crowd, self.sketches))
+        for (_, what), ratio in zip(self.parts[::-1], ratios.T[::-1], strict=True):
             odd = (ratio > LENGTH) | ((ratio < 1 / LENGTH) & (what == WHOLE))
             note(found, suspects, odd, f"its {what} is {{:.2g}} times as long as the median one", ratio)
         return found
@@ -171,32 +173,35 @@ class Yardstick:
             note(found, suspects, odd, f"its {what} has a median cosine of {{:.2f}} with the others", alike)
         return found
 
+    def lengths(self, experts: Sequence[ExpertRecord], sketches: Vector) -> Vector:
+        """Of their task vectors: of all of it, and of each layer."""
+        norms = np.array([expert.norm for expert in experts])
+        return np.stack([norms * np.linalg.norm(sketches[:, part], axis=1) for part, _ in self.parts], axis=1)
+
     def ratios(self, lengths: Vector, crowd: Vector) -> Vector:
-        """To the median of the voices, each of which is a median; of two, to the shorter. 1 where that is nothing."""
-        usual = middle([float(np.median(crowd[self.voice_of == i])) for i in range(self.voice_of.max() + 1)])
-        return np.asarray(lengths / usual if usual > 0 else np.ones_like(lengths))
+        """By column, to the median of the voices (each a median); of two, to the shorter. 1 where that is nothing."""
+        voices = np.split(crowd, self.starts[1:])
+        usual = middle(np.stack([np.median(voice, axis=0) if len(voice) > 1 else voice[0] for voice in voices]))
+        return np.where(usual > 0, lengths / np.where(usual > 0, usual, 1.0), 1.0)
 
     def cosines(self, experts: Sequence[ExpertRecord], sketches: Vector, part: slice) -> Vector:
         """Of each expert, the median over the voices of its mean cosine with the voice's experts other than itself."""
         each = unit(self.sketches[:, part]) @ unit(sketches[:, part]).T
-        voices = np.eye(self.voice_of.max() + 1)[self.voice_of].T
-        sums, counts = voices @ each, np.repeat(voices.sum(axis=1)[:, None], len(experts), axis=1)
-        for column, expert in enumerate(experts):
-            row = self.place.get(expert.id)
-            if row is not None and counts[self.voice_of[row], column] > 1:
-                sums[self.voice_of[row], column] -= each[row, column]
-                counts[self.voice_of[row], column] -= 1
+        sums = np.add.reduceat(each, self.starts)
+        counts = np.repeat(np.diff(self.starts, append=len(each))[:, None], len(experts), axis=1)
+        rows = np.array([self.place.get(expert.id, -1) for expert in experts])
+        columns = np.flatnonzero(rows >= 0)
+        voices = self.voice_of[rows[columns]]
+        others = counts[voices, columns] > 1
+        columns, voices = columns[others], voices[others]
+        sums[voices, columns] -= each[rows[columns], columns]
+        counts[voices, columns] -= 1
         return np.asarray(np.median(sums / counts, axis=0))
 
 
 def note(found: dict[str, str], experts: Sequence[ExpertRecord], odd: Vector, sentence: str, values: Vector) -> None:
     """Add what is odd about some; what is said last counts."""
     found.update({experts[i].id: sentence.format(values[i]) for i in np.flatnonzero(odd).tolist()})
-
-
-def lengths(experts: Sequence[ExpertRecord], sketches: Vector) -> Vector:
-    """Of a part of their task vectors."""
-    return np.asarray([expert.norm for expert in experts] * np.linalg.norm(sketches, axis=1))
 
 
 def distances(expert: ExpertRecord) -> Vector:
