@@ -47,8 +47,8 @@ def write_fleet(path: Path, deployed: Mapping[str, float], moments: Sequence[Mom
     before, after = (float(np.mean(list(errors.values()))) for errors in (deployed, last.errors))
     body = f"""{number(before, after)}
 <p class=hero>of the predictions of {len(deployed)} weak devices are wrong: with the model as it was deployed, and
-{last.seconds:.0f} seconds later, with {last.experts} experts of other devices and forward passes alone. No device has an
-expert of what it meets itself.</p>
+{last.seconds:.0f} seconds later, with {last.experts} experts of other devices and forward passes alone. No device has
+an expert of what it meets itself.</p>
 <h2>What the devices meet</h2><div class=strip>{pictures}</div>
 <h2>Error, percent</h2><table><thead><tr><th>meets</th><th>as deployed</th><th class=ours>latest</th></tr></thead>
 <tbody>{rows}</tbody></table>
