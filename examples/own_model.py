@@ -2,7 +2,7 @@
 
 `python examples/own_model.py [snow|frost|fog|brightness]` trains a small network on 2,000 images of clothes, makes
 experts of three kinds of bad weather, and predicts single frames of the fourth: accuracy before and after, and time per
-frame. The same by commands, for which `family` is all that mergetta has to be told, is in docs/device.md.
+frame. The same by commands, for which `family` is all that mergetta has to be told, is in docs/guide/device.md.
 """
 
 from __future__ import annotations

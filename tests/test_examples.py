@@ -38,7 +38,7 @@ def test_own_model_and_camera(
     few = tuple(part[:300] for part in load_fashion())
     for module in ("images", "labelled"):
         monkeypatch.setattr(f"mergetta.data.{module}.load_fashion", lambda: few)
-    (commands,) = blocks(ROOT / "docs" / "device.md", "bash")
+    (commands,) = blocks(ROOT / "docs" / "guide" / "device.md", "bash")
     for command in commands.splitlines():
         result = mergetta(*shlex.split(command)[1:])
         assert result.returncode == 0, result.stderr
