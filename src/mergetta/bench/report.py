@@ -122,9 +122,7 @@ def page(title: str, lead: str, body: str) -> str:
 def html_table(table: ErrorTable) -> str:
     """A heat map with numbers; ours stands out."""
     most = max(cell.mean for cell in table.cells.values()) or 1.0
-    methods = sorted(
-        table.methods, key=lambda method: (method != SOURCE, method != OURS)
-    )  # before and after come first
+    methods = sorted(table.methods, key=lambda method: (method != SOURCE, method != OURS))  # before and after first
     ours = [" ours" if method == OURS else "" for method in methods]
 
     def row(name: str, numbers: list[Number]) -> str:
