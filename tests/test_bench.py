@@ -12,6 +12,7 @@ from mergetta import MergettaError, TorchRuntime, create_adapter
 from mergetta.bench import protocol
 from mergetta.bench.cells import Cell, same_run
 from mergetta.bench.figures import ACCENT, INK
+from mergetta.bench.fleet import Moment, listed, write_fleet
 from mergetta.bench.inputs import clean_images, family_of, place_of, target_of
 from mergetta.bench.keys import cell_key, expert_key
 from mergetta.bench.online import online
@@ -375,3 +376,23 @@ def test_bad_choices() -> None:
         small().restricted(domains=["rain"])
     with pytest.raises(MergettaError, match="no experts by 'tent'"):
         expert_key(small(), "tent", "fog", 0)
+
+
+def test_the_page_of_a_fleet(tmp_path: Path) -> None:
+    deployed = {"fog": 60.0, "motion_blur": 40.0}
+    moments = [
+        Moment(1.0, 2, {}),
+        Moment(2.0, 3, {"fog": 50.0, "motion_blur": 30.0}),
+        Moment(9.0, 7, {"fog": 30.0, "motion_blur": 20.0}),
+    ]
+    write_fleet(tmp_path / "f.html", deployed, moments)
+    page = (tmp_path / "f.html").read_text()
+    assert page.index("50.0&thinsp;% <span>→</span> <b>25.0&thinsp;%</b>") < page.index("<img ") < page.index("<svg")
+    assert "<td>motion blur</td><td>40.0</td><td class=ours>20.0</td>" in page and "7 experts" in page
+    assert [(row["error"], row["domains"]) for row in listed(moments)] == [
+        (None, {}),
+        (40.0, moments[1].errors),
+        (25.0, moments[2].errors),
+    ]
+    write_fleet(tmp_path / "none.html", deployed, moments[:1])  # nobody has predicted enough
+    assert not (tmp_path / "none.html").exists()

@@ -132,7 +132,7 @@ class TestAgent:
                 case "predictions written":
                     kill_after(agent, "_write")
                 case "state saved":
-                    kill_after(agent, "summary")
+                    kill_after(agent, "_save")
                 case "state durable":
                     kill_after(agent_module, "make_durable")
                 case _:

@@ -109,7 +109,7 @@ def test_export_and_inspect_name_the_model_the_same_way(place: Path, experts: di
     assert result.returncode == 0, result.stderr
     assert "m.onnx (" in result.stdout and " and m.plain.onnx (" in result.stdout
     assert "without --calibration, a device adapts to clean images too" in result.stdout
-    assert "two graphs are traced" in result.stderr
+    assert "exporting place_net:family: two graphs are traced" in result.stderr
     assert OnnxRuntime(place / "m.onnx").signature is None
     shown = json.loads(mergetta("inspect", *model, "--json", cwd=place).stdout)
     device = json.loads(mergetta("inspect", "m.onnx", "--json", cwd=place).stdout)

@@ -277,7 +277,7 @@ def test_the_report_opens_with_one_number_and_marks_our_row(tmp_path: Path) -> N
     )
     write_studies(tmp_path / "report.html", [study])
     text = (tmp_path / "report.html").read_text()
-    assert "55.0&thinsp;% <span>→</span> <b>22.0&thinsp;%</b>" in text
+    assert "55.0&thinsp;% <span>→</span> <b>22.0&thinsp;%</b>" in text and "2 domains of s that" in text
     assert "<tr class=ours><td>race-merge, ROID experts" in text and "<tr><td>cola" in text
     write_studies(tmp_path / "report.html", [dataclasses.replace(study, records=tuple(records[:-6]))])
     assert "&thinsp;" not in (tmp_path / "report.html").read_text()  # ours lacks a cell

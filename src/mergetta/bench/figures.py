@@ -153,7 +153,7 @@ def stream_errors(records: Sequence[Record], table: ErrorTable) -> str:
     return draw((8, 3.6), plot)
 
 
-def label_ends(axes: Axes, ends: dict[str, float]) -> None:
+def label_ends(axes: Axes, ends: dict[str, float], ours: str = OURS) -> None:
     """The name of each line where it ends, instead of a legend."""
     low, high = axes.get_ylim()
     for method, height in apart(ends, (high - low) / 18).items():
@@ -161,8 +161,8 @@ def label_ends(axes: Axes, ends: dict[str, float]) -> None:
             method,
             (1.01, height),
             xycoords=("axes fraction", "data"),
-            color=ACCENT if is_ours(method) else INK,
-            weight="bold" if is_ours(method) else "normal",
+            color=ACCENT if method == ours else INK,
+            weight="bold" if method == ours else "normal",
             va="center",
             annotation_clip=False,
         )

@@ -67,7 +67,7 @@ def write_report(
     table = error_table(records)
     figures = "".join(figure(caption, svg) for caption, svg in all_figures(records).items())
     backprop = ", ".join(dict.fromkeys(r["method"] for r in records if r["backprop"])) or "None of these methods"
-    several = any(number.spread is not None for number in table.average.values())
+    several = any(mean.spread is not None for mean in table.average.values())
     body = f"""{headline(table.average, table.domains)}
 <p class=lead>{html.escape(note)}</p>
 {pictures}
@@ -81,17 +81,22 @@ stronger the shade, the more errors.</p>
     write_atomically(path, page(title, "", body).encode())
 
 
-def headline(average: Mapping[str, Number], names: Sequence[str]) -> str:
-    """One number and one sentence, if the source model and ours were compared."""
+def headline(average: Mapping[str, Number], names: Sequence[str], suite: str = "") -> str:
+    """One number and one sentence, if the source model and ours were compared on these domains (of a suite)."""
     if SOURCE not in average or OURS not in average:
         return ""
-    before, after = (f"{average[method].mean:.1f}&thinsp;%" for method in (SOURCE, OURS))
     domains = f"{len(names)} domains" if len(names) > 1 else worded(names[0])
+    domains += f" of {html.escape(suite)}" if suite else ""
     return (
-        f"<p class=number>{before} <span>→</span> <b>{after}</b></p><p class=hero>of the predictions on {domains} that "
-        f"the model was never trained for are wrong: before, and with <b class=ours>{OURS}</b>, which adapts while it "
+        f"{number(average[SOURCE].mean, average[OURS].mean)}<p class=hero>of the predictions on {domains} that the "
+        f"model was never trained for are wrong: before, and with <b class=ours>{OURS}</b>, which adapts while it "
         "predicts, with forward passes alone.</p>"
     )
+
+
+def number(before: float, after: float) -> str:
+    """What a page opens with."""
+    return f"<p class=number>{before:.1f}&thinsp;% <span>→</span> <b>{after:.1f}&thinsp;%</b></p>"
 
 
 def figure(caption: str, svg: str) -> str:
@@ -117,16 +122,14 @@ def page(title: str, lead: str, body: str) -> str:
 def html_table(table: ErrorTable) -> str:
     """A heat map with numbers; ours stands out."""
     most = max(cell.mean for cell in table.cells.values()) or 1.0
-    methods = sorted(
-        table.methods, key=lambda method: (method != SOURCE, method != OURS)
-    )  # before and after come first
+    methods = sorted(table.methods, key=lambda method: (method != SOURCE, method != OURS))  # before and after first
     ours = [" ours" if method == OURS else "" for method in methods]
 
     def row(name: str, numbers: list[Number]) -> str:
         (best,) = best_rows([numbers])
         cells = "".join(
-            f'<td class="{"best" if i in best else ""}{ours[i]}" style="--heat: {number.mean / most:.2f}">{number}</td>'
-            for i, number in enumerate(numbers)
+            f'<td class="{"best" if i in best else ""}{ours[i]}" style="--heat: {cell.mean / most:.2f}">{cell}</td>'
+            for i, cell in enumerate(numbers)
         )
         return f"<tr><td>{worded(name)}</td>{cells}</tr>"
 
@@ -143,9 +146,8 @@ def write_studies(path: Path, studies: Sequence[Study]) -> None:
     links = "".join(
         f'<li><a href="#{anchor(s)}">{html.escape(s.suite)}: {html.escape(s.title)}</a></li>' for s in ordered
     )
-    tables = [study for study in ordered if study.name == STUDIES[0]]
-    found = [headline(averages(own_part(study), study.facts["domains"]), study.facts["domains"]) for study in tables]
-    body = f"""{next(filter(None, found), "")}
+    openings = (opening(study) for study in ordered if study.name == STUDIES[0])
+    body = f"""{next(filter(None, openings), "")}
 <nav><ul>{links}</ul></nav>
 <h3>Protocol</h3><p>{PROTOCOL} Numbers are means over seeds ± standard deviation. Bold: no other row of its kind is
 better by more than the larger of the two spreads. Italics: the paper's numbers, for its own families and data.</p>
@@ -154,9 +156,10 @@ better by more than the larger of the two spreads. Italics: the paper's numbers,
     write_atomically(path, page("mergetta · results", lead, body).encode())
 
 
-def own_part(study: Study) -> list[Record]:
-    """Records of the source model and of ours, in the part that has both."""
-    return [dict(r) for r in study.records if r.get("part") == "roid" and r["method"] in (SOURCE, OURS)]
+def opening(study: Study) -> str:
+    """The headline of a study that has the source model and ours in one part."""
+    found = [dict(r) for r in study.records if r.get("part") == "roid" and r["method"] in (SOURCE, OURS)]
+    return headline(averages(found, study.facts["domains"]), study.facts["domains"], study.suite)
 
 
 def place(study: Study) -> int:

@@ -58,11 +58,11 @@ def command(
     """
     if int8 is Int8.static and calibration is None:
         raise MergettaError("`--int8 static` measures ranges on images: give some with --calibration.")
-    stages = Console(stderr=True, highlight=False)
+    stages = Console(stderr=True, highlight=False, emoji=False)
     stages.print(f"exporting {escape(family)}: two graphs are traced, which may take a minute")
     with stages.status("loading") as status:
         said = export(out, family, checkpoint, size, int8, calibration, status.update)
-    Console(highlight=False, soft_wrap=True).print(escape(said))
+    Console(highlight=False, soft_wrap=True, emoji=False).print(escape(said))
 
 
 def export(

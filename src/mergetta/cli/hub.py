@@ -245,6 +245,9 @@ def demo(
     headless: Annotated[bool, typer.Option("--headless", help="Print lines, not a live table.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The hub's port; 0 for any free one.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the error over time here.")] = None,
+    html: Annotated[Path, typer.Option("--html", dir_okay=False, help="The page to write.")] = Path(
+        "mergetta-fleet.html"
+    ),
 ) -> None:
     """A fleet on this machine: a hub, 4 strong and 6 weak devices as processes; watch it get better.
 
@@ -254,6 +257,7 @@ def demo(
 
     from rich.live import Live
 
+    from mergetta.bench.fleet import Moment, listed, write_fleet
     from mergetta.files import write_atomically
     from mergetta.hub.demo import IMAGES, run_demo
 
@@ -261,7 +265,7 @@ def demo(
         check_port("127.0.0.1", port)
     console = Console()
     live = Live(console=console, auto_refresh=False)
-    pictures: list[dict[str, float | int | None]] = []
+    moments: list[Moment] = []
     last: Picture | None = None
     with tempfile.TemporaryDirectory() as folder:
         for news in run_demo(Path(folder), port, seconds):
@@ -269,25 +273,24 @@ def demo(
                 console.print(news, highlight=False, soft_wrap=True)
                 continue
             last = news
-            row = {"seconds": round(news.seconds, 1), "experts": news.experts, "error": news.mean(slice(-IMAGES, None))}
-            pictures.append(row)
+            moments.append(Moment(news.seconds, news.experts, news.errors(slice(-IMAGES, None))))
             if not headless and console.is_terminal:
                 live.start()
                 live.update(fleet_table(news), refresh=True)
-            elif row["error"] is not None and len(pictures) % 10 == 0:
-                each = ", ".join(
-                    f"{d.domain} {error:.0f}"
-                    for d in news.devices
-                    if (error := d.error(slice(-IMAGES, None))) is not None
-                )
-                console.print(f"{news.seconds:4.0f} s: {news.experts:2} experts, error {row['error']:.1f} % ({each})")
+            elif moments[-1].errors and len(moments) % 10 == 0:
+                each = ", ".join(f"{domain} {error:.0f}" for domain, error in moments[-1].errors.items())
+                error = news.mean(slice(-IMAGES, None))
+                console.print(f"{news.seconds:4.0f} s: {news.experts:2} experts, error {error:.1f} % ({each})")
         live.stop()
         if last is None:
             return
         console.print(fleet_table(last))
+        deployed = {device.domain: device.deployed for device in last.devices}
         if json:
-            deployed = {device.domain: device.deployed for device in last.devices}
-            write_atomically(json, json_format.dumps({"deployed": deployed, "fleet": pictures}, indent=1).encode())
+            facts = {"deployed": deployed, "fleet": listed(moments)}
+            write_atomically(json, json_format.dumps(facts, indent=1).encode())
+        write_fleet(html, deployed, moments)
+        console.print(f"page: {html}", highlight=False)
 
 
 def fleet_table(picture: Picture) -> Table:

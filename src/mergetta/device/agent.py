@@ -136,7 +136,8 @@ class Agent:
             rows.append(row | ({"error": item.problem} if item.image is None else self._named(next(found))))
         self.progress.bad += len(batch) - len(good)
         self._write(rows)
-        return self.finish(began, len(good))
+        self.finish(began, len(good))
+        return self.summary()
 
     def predict(self, images: Array) -> NDArray[np.float32]:
         """Probabilities of a batch, with the newest bundle that there is."""
@@ -149,17 +150,15 @@ class Agent:
         self.entropy = float(np.mean(entropy_of(probabilities)))
         return np.asarray(probabilities)
 
-    def finish(self, began: float, images: int) -> Summary:
+    def finish(self, began: float, images: int) -> None:
         """After a batch of so many good images, which was at hand at `began`: save, and tell the hub."""
         swapped = self.link is not None and self._kept != self.bundle
         if self.predictions or swapped or time.monotonic() - self._saved >= SAVE_EVERY:
             self._save()
         self._seconds += time.perf_counter() - began
         self._timed += images
-        summary = self.summary()
         if self.link:
-            self._tell(self.link, summary)
-        return summary
+            self._tell(self.link)
 
     def _named(self, probabilities: NDArray[np.float32]) -> dict[str, Any]:
         label = int(np.argmax(probabilities))
@@ -177,7 +176,7 @@ class Agent:
             return
         self.bundle, self.generation = id, generation_of(bundle)
 
-    def _tell(self, link: HubLink, summary: Summary) -> None:
+    def _tell(self, link: HubLink) -> None:
         """After the state was saved: which bundle is needed, and from time to time how it goes."""
         if self._kept != self.bundle:
             if self.state:
@@ -186,11 +185,11 @@ class Agent:
             self._kept = self.bundle
         self._unreported += 1
         if self._unreported >= self.report_every:
-            self._report(link, summary)
+            self._report(link)
 
-    def _report(self, link: HubLink, summary: Summary) -> None:
+    def _report(self, link: HubLink) -> None:
         """Counts and norms; never an image, nor what was predicted for one."""
-        status, report = self.adapter.status(), dataclasses.asdict(summary)
+        status, report = self.adapter.status(), dataclasses.asdict(self.summary())
         for name in ("normalises", "milliseconds", "generation"):  # for people beside the device
             del report[name]
         report["entropy"] = finite(self.entropy)
@@ -242,7 +241,7 @@ class Agent:
         if self._timed and not self.predictions:
             self._save()
         if self.link and self._unreported:
-            self._report(self.link, self.summary())
+            self._report(self.link)
         if self.predictions:
             self.predictions.close()
 

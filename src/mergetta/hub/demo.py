@@ -88,8 +88,12 @@ class Picture:
     experts: int
     devices: list[WeakDevice]
 
+    def errors(self, of: slice) -> dict[str, float]:
+        """In percent, by what a device meets; of those that have predicted enough."""
+        return {device.domain: error for device in self.devices if (error := device.error(of)) is not None}
+
     def mean(self, of: slice) -> float | None:
-        errors = [error for device in self.devices if (error := device.error(of)) is not None]
+        errors = list(self.errors(of).values())
         return float(np.mean(errors)) if errors else None
 
 
