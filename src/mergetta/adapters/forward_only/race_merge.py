@@ -104,7 +104,22 @@ class RaceMerge(Adapter):
     moments follow the stream again. When it jumps, over at least 64 images, all starts anew. (Of a new domain the first
     batch, and large ones, take a few more passes.)
 
+    Parameters
+    ----------
+    runtime
+        The model.
+    bundle
+        A bundle with members that starts from this model.
+    source
+        Mean and standard deviation of the classifier's input on clean images (`measure_source`), for a model without
+        BatchNorm.
+    settings, options
+        `RaceSettings`, or single fields of it.
+
+    Examples
+    --------
     >>> adapter = RaceMerge(runtime, bundle)   # doctest: +SKIP
+    >>> logits = adapter.predict(images)       # doctest: +SKIP
     """
 
     Settings = RaceSettings
@@ -117,7 +132,6 @@ class RaceMerge(Adapter):
         settings: RaceSettings | None = None,
         **options: Any,
     ) -> None:
-        """`options` are fields of the settings."""
         super().__init__(runtime)
         self.settings = replace(settings or RaceSettings(), **options)
         self.source = source if self.settings.align else None
