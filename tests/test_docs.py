@@ -81,6 +81,13 @@ def test_links_and_files_exist(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lists_stand_apart(page: Path) -> None:
+    """Without an empty line before it, the site shows a list as a part of the paragraph."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"^(?![-#| \d]).+\n- .*", text, re.MULTILINE)
+
+
 def test_no_machine_paths() -> None:
     for page in PAGES:
         assert not re.search(r"(^|[^\w.])/(work|root)/", page.read_text()), page

@@ -34,8 +34,12 @@ class Device:
         A bundle or its file.
     hub
         Instead of a bundle, the address of a hub, which is asked for newer ones.
-    method, options, mirror
-        As of `mergetta run`.
+    method
+        `race-merge`, or `zo-merge`.
+    options
+        Of the method, by name, as `mergetta run --option` takes them.
+    mirror
+        Whether mirrored images are looked at too.
     threads
         Per operator of ONNX Runtime (default: its own choice).
     resize

@@ -113,8 +113,10 @@ class RaceMerge(Adapter):
     source
         Mean and standard deviation of the classifier's input on clean images (`measure_source`), for a model without
         BatchNorm.
-    settings, options
-        `RaceSettings`, or single fields of it.
+    settings
+        All constants.
+    options
+        Single fields of the settings.
 
     Examples
     --------

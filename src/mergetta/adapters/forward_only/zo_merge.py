@@ -37,8 +37,12 @@ class ZOMerge(Adapter):
         A bundle that starts from this model.
     loss
         `roid`, `deyo`, `entropy`, or a loss.
-    lr, delta, clamp
-        η, δ and the bound of the slope.
+    lr
+        η, the size of a step.
+    delta
+        δ, how far a perturbation goes.
+    clamp
+        Bound of the slope.
     seed
         Of the perturbations.
     sides
