@@ -6,12 +6,13 @@ READY = $(VENV)/.ready
 READY_DEV = $(VENV)/.ready-dev
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: help demo test lint format bench package clean
+.PHONY: help demo test lint format docs bench package clean
 
 help:
 	@echo "make demo    the whole method on embedded images, in a few minutes"
 	@echo "make test    ruff, mypy, pytest"
 	@echo "make lint    ruff and mypy only; 'make format' to reformat"
+	@echo "make docs    the site of docs/, with warnings as errors, in site/"
 	@echo "make package sdist and wheel, checked and installed in an environment of their own"
 	@echo "make bench   the full comparison on both embedded suites (about an hour on 2 cores)"
 
@@ -23,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 
 $(READY_DEV): $(READY)
 	@echo "==> installing the development tools (once)"
-	$(INSTALL) '.[torch,bench,export,hub,postgres,s3,ray,dev]'
+	$(INSTALL) '.[torch,bench,export,hub,postgres,s3,ray,docs,dev]'
 	@touch $@
 
 demo: $(READY)
@@ -43,6 +44,9 @@ format: $(READY_DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY_DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(READY)
 	$(BIN)/mergetta bench fashion-bn --json runs/fashion-bn.json --html runs/fashion-bn.html
 	$(BIN)/mergetta bench fashion-vit --json runs/fashion-vit.json --html runs/fashion-vit.html
@@ -51,4 +55,4 @@ package:
 	$(PYTHON) scripts/check_package.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) build dist site *.egg-info src/*.egg-info

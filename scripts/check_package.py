@@ -1,64 +1,108 @@
-"""Build sdist and wheel, check what is in them, and install the wheel in an environment of its own.
+"""Build sdist and wheel, check what is in them, and install them in environments of their own, on each Python there is.
 
-`python scripts/check_package.py` installs for a weak device, whose size has a limit; `--extras torch,bench` for more.
-The packages go to dist/.
+A full install, from the sdist, makes a model and a bundle. A weak device's, from the wheel, predicts with them; its
+size has a limit. `--device` leaves the full install out. The packages go to dist/.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+VERSIONS = ("3.11", "3.12", "3.13")
+FULL = "torch,bench,export,hub"
 MOST_MEGABYTES = 220
 """Of what a weak device installs, pip and setuptools not counted."""
-TRIED = "from mergetta import Device, load_family; load_family('fashion-bn')"
+FRAMES = "import numpy as np; np.savez('frames.npz', images=np.zeros((100, 28, 28), np.uint8))"
+MADE = (
+    ("adapt", "fashion:fog@5", "--out", "fog.safetensors", "--batch-size", "1000"),
+    ("build", "fog.safetensors", "--out", "bundle.safetensors"),
+    ("export", "--out", "model.onnx"),
+)
+"""By a full install, for the device."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--extras", default="", help="separated by commas")
-    extras = parser.parse_args().extras
+    parser.add_argument("--device", action="store_true", help="only what a weak device installs")
+    full = not parser.parse_args().device
+    pythons = {version: found for version in VERSIONS if (found := interpreter(version))}
+    if not pythons:
+        sys.exit(f"There is no Python of {', '.join(VERSIONS)}.")
     with tempfile.TemporaryDirectory() as folder:
-        python = environment(Path(folder) / "build")
-        run(python, "-m", "pip", "install", "--quiet", "build")
-        run(python, "-m", "build", "--outdir", ROOT / "dist", ROOT)  # the wheel is built from the sdist
-        sdist, wheel = newest("*.tar.gz"), newest("*.whl")
-        check_contents(sdist, wheel)
-        python = environment(Path(folder) / "device")
-        run(
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "-c",
-            ROOT / "constraints.txt",
-            f"{wheel}[{extras}]" if extras else wheel,
-        )
-        run(python.with_name("mergetta"), "--version")
-        run(python.with_name("mergetta"), "run", "--help", stdout=subprocess.DEVNULL)
-        if "torch" in extras.split(","):
-            run(python, "-c", TRIED)
-        megabytes = size_of(Path(folder) / "device")
-        print(f"installed: {megabytes:.0f} MB")
-        if not extras and megabytes > MOST_MEGABYTES:
-            sys.exit(f"A weak device has room for {MOST_MEGABYTES} MB.")
+        sdist, wheel = packages(next(iter(pythons.values())), Path(folder) / "build")
+        for version, python in pythons.items():
+            place = Path(folder) / version
+            place.mkdir()
+            if full:
+                make_model(install(python, place / "full", f"{sdist}[{FULL}]"), place)
+            check_device(install(python, place / "device", str(wheel)), place, version)
+            shutil.rmtree(place)
+    if missing := [version for version in VERSIONS if version not in pythons]:
+        print(f"not tried, because there is no such Python here: {', '.join(missing)}")
 
 
-def environment(folder: Path) -> Path:
-    venv.create(folder, with_pip=True)
-    return folder / "bin" / "python"
+def interpreter(version: str) -> str | None:
+    """On the path, or among pyenv's."""
+    for python in candidates(version):
+        told = subprocess.run([python, "-c", "import sys; print(*sys.version_info[:2], sep='.')"], capture_output=True)
+        if told.stdout.decode().strip() == version:
+            return python
+    return None
 
 
-def run(*command: str | Path, stdout: int | None = None) -> None:
-    subprocess.run([str(word) for word in command], check=True, cwd="/", stdout=stdout)
+def candidates(version: str) -> Iterator[str]:
+    if found := shutil.which(f"python{version}"):
+        yield found
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from map(str, sorted(pyenv.glob(f"versions/{version}.*/bin/python")))
+
+
+def packages(python: str, environment: Path) -> tuple[Path, Path]:
+    tools = install(python, environment, "build")
+    run(tools, "-m", "build", "--outdir", ROOT / "dist", ROOT)  # the wheel is built from the sdist
+    sdist, wheel = newest("*.tar.gz"), newest("*.whl")
+    check_contents(sdist, wheel)
+    return sdist, wheel
+
+
+def install(python: str, environment: Path, what: str) -> Path:
+    """The Python of a new environment that has it."""
+    run(python, "-m", "venv", environment)
+    inside = environment / "bin" / "python"
+    run(inside, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", what)
+    return inside
+
+
+def make_model(python: Path, place: Path) -> None:
+    for words in MADE:
+        run(python.with_name("mergetta"), *words, cwd=place)
+
+
+def check_device(python: Path, place: Path, version: str) -> None:
+    run(python, "-c", "from mergetta import Bundle, Device, OnnxRuntime, RaceMerge, ZOMerge, build_bundle", cwd=place)
+    run(python.with_name("mergetta"), "run", "--help", cwd=place, stdout=subprocess.DEVNULL)
+    if (place / "model.onnx").exists():
+        run(python, "-c", FRAMES, cwd=place)
+        given = ("--model", "model.onnx", "--bundle", "bundle.safetensors", "--images", "frames.npz")
+        run(python.with_name("mergetta"), "run", *given, cwd=place)
+    megabytes = size_of(place / "device")
+    print(f"Python {version}: a device's install has {megabytes:.0f} MB")
+    if megabytes > MOST_MEGABYTES:
+        sys.exit(f"A weak device has room for {MOST_MEGABYTES} MB.")
+
+
+def run(*command: str | Path, cwd: Path = Path("/"), stdout: int | None = None) -> None:
+    subprocess.run([str(word) for word in command], check=True, cwd=cwd, stdout=stdout)
 
 
 def newest(pattern: str) -> Path:

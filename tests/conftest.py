@@ -20,6 +20,7 @@ from mergetta.device import hub_client
 from mergetta.device.hub_client import HubClient
 from mergetta.device.hub_link import HubLink
 from mergetta.models.family import Family, load_family
+from mergetta.runtimes.export import export_onnx
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
 from .confidence import each_in_turn
@@ -68,6 +69,23 @@ def numpy_runtime() -> NumpyRuntime:
 @pytest.fixture(scope="session")
 def images() -> np.ndarray:
     return as_input(load_fashion()[0][:48])
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The device model of an embedded family, with its plain graph beside it. Made once, because that takes seconds."""
+    pytest.importorskip("onnxscript")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exported"
+    folder.mkdir(exist_ok=True)
+
+    def file(name: str) -> Path:
+        path = folder / f"{name}.onnx"
+        if not path.exists():
+            export_onnx(load_family(name), path)
+        return path
+
+    return file
 
 
 @pytest.fixture

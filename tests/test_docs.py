@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,24 +26,35 @@ def commands(page: Path) -> list[str]:
     return [line for line in lines if re.match(r"mergetta (?!demo|bench(?!.*--samples 100 ))", line)]  # quick ones
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """The commands of a page, in a folder that all pages share; what another page has run before is not run again."""
+    folder, done = tmp_path_factory.mktemp("docs"), set[str]()
+    new_hub(folder / "hub")
+
+    def run_page(page: Path) -> Path:
+        for command in commands(page):
+            if command not in done:
+                result = mergetta(*shlex.split(command)[1:], cwd=folder)
+                assert result.returncode == 0, f"{command}: {result.stderr}"
+            done.add(command)
+        return folder
+
+    return run_page
+
+
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if commands(page) and page.name != "README.md" and "results" not in page.parts],
     ids=lambda page: page.name,
 )
-def test_commands_run(page: Path, tmp_path: Path) -> None:
-    if page.name == "hub.md":
-        new_hub(tmp_path / "hub")
-    for command in commands(page):
-        result = mergetta(*shlex.split(command)[1:], cwd=tmp_path)
-        assert result.returncode == 0, f"{command}: {result.stderr}"
+def test_commands_run(page: Path, run: Callable[[Path], Path]) -> None:
+    run(page)
 
 
-def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: np.ndarray) -> None:
+def test_readme_code_runs(run: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, images: np.ndarray) -> None:
     """The five lines, on the bundle that the README's own commands build."""
-    monkeypatch.chdir(tmp_path)
-    for command in commands(ROOT / "README.md"):
-        assert mergetta(*shlex.split(command)[1:]).returncode == 0
+    monkeypatch.chdir(run(ROOT / "README.md"))
     (block,) = blocks(ROOT / "README.md", "python")
     space = {"stream": [images, images]}
     exec(compile(block, "README.md", "exec"), space)
@@ -67,6 +79,13 @@ def test_links_and_files_exist(page: Path) -> None:
         assert (page.parent / target).exists(), target
     for path in re.findall(r"`((?:src|scripts|docs|tests|deploy|examples)/[\w./-]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lists_stand_apart(page: Path) -> None:
+    """Without an empty line before it, the site shows a list as a part of the paragraph."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"^(?![-#| \d]).+\n- .*", text, re.MULTILINE)
 
 
 def test_no_machine_paths() -> None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import re
 import runpy
 import shlex
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 
 from mergetta.data.fashion import load_fashion
 
+from .hub_parts import free_port
 from .test_cli import mergetta
 from .test_docs import ROOT, blocks
 
@@ -52,3 +59,28 @@ def test_own_model_and_camera(
     runpy.run_path(str(ROOT / "examples" / "camera.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(line.split()[0] in own_model.CLASSES for line in lines)
+
+
+def test_fleet(tmp_path: Path, exported: Callable[[str], Path]) -> None:
+    pytest.importorskip("fastapi")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["sh", ROOT / "examples" / "fleet.sh", str(free_port()), exported("fashion-bn")],
+        env={**os.environ, "PATH": path, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = map(float, re.findall(r"([\d.]+) %", done.stdout.splitlines()[-1]))
+    assert after < before - 20
+    assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_notebook() -> None:
+    matplotlib.use("agg")
+    space: dict = {}
+    for cell in json.loads((ROOT / "examples" / "fog.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), space)
+    assert space["helped"][8:].mean() < space["alone"][8:].mean() - 20
+    assert len(space["mended"]) == 10

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +32,6 @@ from mergetta.models.family import Family, load_family
 from mergetta.models.small_vit import SmallViT
 from mergetta.models.vit import VisionTransformer
 from mergetta.runtimes.base import Output
-from mergetta.runtimes.export import to_onnx
 from mergetta.runtimes.onnx_runtime import OnnxRuntime
 from mergetta.runtimes.prompted import PromptedRuntime
 from mergetta.zeroth_order.perturbation import draw
@@ -414,9 +415,8 @@ def test_torch_tensors_give_the_same_numbers(name: str, vit: Family, images: np.
         np.testing.assert_allclose(one, other.numpy(), atol=1e-4)
 
 
-def test_the_device_runtime_gives_the_same_numbers(images: np.ndarray) -> None:
-    family = load_family("fashion-bn")
-    device, runtime = OnnxRuntime(to_onnx(family).SerializeToString(), threads=1), TorchRuntime(family)
+def test_the_device_runtime_gives_the_same_numbers(images: np.ndarray, exported: Callable[[str], Path]) -> None:
+    device, runtime = OnnxRuntime(exported("fashion-bn"), threads=1), TorchRuntime(load_family("fashion-bn"))
     source = measure_source(runtime, [images])
     for found, expected in zip(measure_source(device, [images]), source, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-4)

@@ -12,7 +12,6 @@ from mergetta.adapters.forward_only.normaliser import LARGE, Aligner, Normaliser
 from mergetta.groups import layer_sizes, learnable, moments_of, with_moments
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Runtime
-from mergetta.runtimes.export import to_onnx
 from mergetta.streams.domain import DomainMoments, MomentSettings, Variances
 from mergetta.streams.moments import batch_moments
 from tests.confidence import CLASSES, Confidence, each_in_turn
@@ -25,8 +24,7 @@ def subject(request: pytest.FixtureRequest) -> Runtime:
     family = load_family("fashion-bn")
     if request.param == "torch":
         return TorchRuntime(family)
-    pytest.importorskip("onnxscript")
-    return OnnxRuntime(to_onnx(family).SerializeToString(), threads=1)
+    return OnnxRuntime(request.getfixturevalue("exported")("fashion-bn").read_bytes(), threads=1)
 
 
 def bundle_of(runtime: Runtime) -> Bundle:

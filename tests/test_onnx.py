@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,12 @@ from mergetta.runtimes.export import export_onnx, metadata, set_metadata, to_onn
 from mergetta.runtimes.folded import Folded
 from mergetta.runtimes.onnx_metadata import plain_path
 
-
-@pytest.fixture(scope="session")
-def exported() -> dict[str, bytes]:
-    return {name: to_onnx(load_family(name)).SerializeToString() for name in ("fashion-bn", "fashion-vit")}
+Exported = Callable[[str], Path]
 
 
 @pytest.fixture
-def onnx_runtime(family: Family, exported: dict[str, bytes]) -> OnnxRuntime:
-    return OnnxRuntime(exported[family.name], threads=1)
+def onnx_runtime(family: Family, exported: Exported) -> OnnxRuntime:
+    return OnnxRuntime(exported(family.name).read_bytes(), threads=1)
 
 
 class TestOnnxRuntime(RuntimeContract):
@@ -48,18 +45,9 @@ class TestOnnxRuntime(RuntimeContract):
         return onnx_runtime
 
 
-@pytest.fixture(scope="session")
-def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The files as `mergetta export` writes them, each model with its plain graph beside it."""
-    folder = tmp_path_factory.mktemp("device")
-    for name in ("fashion-bn", "fashion-vit"):
-        export_onnx(load_family(name), folder / f"{name}.onnx")
-    return {name: folder / f"{name}.onnx" for name in ("fashion-bn", "fashion-vit")}
-
-
 @pytest.fixture
-def foldable(family: Family, device: dict[str, Path]) -> OnnxRuntime:
-    return OnnxRuntime(device[family.name], threads=1)
+def foldable(family: Family, exported: Exported) -> OnnxRuntime:
+    return OnnxRuntime(exported(family.name), threads=1)
 
 
 class TestFoldableRuntime(RuntimeContract):
@@ -84,7 +72,7 @@ class TestFolded:
                     for a, b in zip(outputs[0][:3], other[:3], strict=True):
                         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
 
-    def test_no_norm_layer_is_left_behind_a_convolution(self, device: dict[str, Path], tmp_path: Path) -> None:
+    def test_no_norm_layer_is_left_behind_a_convolution(self, exported: Exported, tmp_path: Path) -> None:
         """But the stem's, whose output is looked at before it."""
         import onnx
         import onnxruntime as ort
@@ -92,64 +80,64 @@ class TestFolded:
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED  # beyond: other operators
         options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-        groups = OnnxRuntime(device["fashion-bn"]).groups
+        groups = OnnxRuntime(exported("fashion-bn")).groups
         values = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in groups.items()}
         options.add_external_initializers(list(values), list(values.values()))
-        ort.InferenceSession(plain_path(device["fashion-bn"]), options)
+        ort.InferenceSession(plain_path(exported("fashion-bn")), options)
         kinds = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
-        before = onnx.load(plain_path(device["fashion-bn"]), load_external_data=False).graph.node
+        before = onnx.load(plain_path(exported("fashion-bn")), load_external_data=False).graph.node
         assert sum(node.op_type == "BatchNormalization" for node in before) == 15
         assert kinds.count("BatchNormalization") == 1
         assert "If" not in kinds
 
     def test_without_its_file_the_model_runs_as_it_is(
-        self, device: dict[str, Path], images: np.ndarray, tmp_path: Path
+        self, exported: Exported, images: np.ndarray, tmp_path: Path
     ) -> None:
         alone = tmp_path / "alone.onnx"
-        alone.write_bytes(device["fashion-bn"].read_bytes())
+        alone.write_bytes(exported("fashion-bn").read_bytes())
         runtime = OnnxRuntime(alone)
         groups = changed(runtime)
         folded = runtime.folded(groups)
         assert not isinstance(folded, Folded)
         np.testing.assert_array_equal(folded(images).logits, runtime(images, groups, 1.0).logits)
-        given = OnnxRuntime(alone.read_bytes(), plain=plain_path(device["fashion-bn"]).read_bytes())
+        given = OnnxRuntime(alone.read_bytes(), plain=plain_path(exported("fashion-bn")).read_bytes())
         assert isinstance(given.folded(groups), Folded)
         with pytest.raises(MergettaError, match="No such file"):
             OnnxRuntime(alone, plain=tmp_path / "none.onnx").folded(groups)
 
-    def test_damaged_or_of_another_model(self, device: dict[str, Path], tmp_path: Path) -> None:
-        data = plain_path(device["fashion-bn"]).read_bytes()
-        runtime = OnnxRuntime(device["fashion-bn"], plain=data[: len(data) // 2])
+    def test_damaged_or_of_another_model(self, exported: Exported, tmp_path: Path) -> None:
+        data = plain_path(exported("fashion-bn")).read_bytes()
+        runtime = OnnxRuntime(exported("fashion-bn"), plain=data[: len(data) // 2])
         with pytest.raises(MergettaError, match="plain model is damaged, or not an ONNX model"):
             runtime.folded(runtime.groups)
         with pytest.raises(MergettaError, match="damaged"):
-            OnnxRuntime(device["fashion-bn"], plain=plain_path(device["fashion-vit"])).folded(runtime.groups)
+            OnnxRuntime(exported("fashion-bn"), plain=plain_path(exported("fashion-vit"))).folded(runtime.groups)
         with pytest.raises(MergettaError, match="damaged"):
-            OnnxRuntime(device["fashion-bn"], plain=device["fashion-vit"]).folded(runtime.groups)
+            OnnxRuntime(exported("fashion-bn"), plain=exported("fashion-vit")).folded(runtime.groups)
         other = to_plain_onnx(load_family("fashion-bn"))
         set_metadata(other, digest="another export")
         with pytest.raises(MergettaError, match="does not belong to this model: export both again"):
-            OnnxRuntime(device["fashion-bn"], plain=other.SerializeToString()).folded(runtime.groups)
+            OnnxRuntime(exported("fashion-bn"), plain=other.SerializeToString()).folded(runtime.groups)
 
-    def test_an_int8_model_has_none(self, device: dict[str, Path], images: np.ndarray, tmp_path: Path) -> None:
+    def test_an_int8_model_has_none(self, exported: Exported, images: np.ndarray, tmp_path: Path) -> None:
         """Not even if the plain graph of a float model still stands where it is written."""
         from mergetta.runtimes.quantize import quantize_dynamic
 
         small = tmp_path / "model.onnx"
         small.write_bytes(quantize_dynamic(to_onnx(load_family("fashion-vit"))).SerializeToString())
-        plain_path(small).write_bytes(plain_path(device["fashion-vit"]).read_bytes())
+        plain_path(small).write_bytes(plain_path(exported("fashion-vit")).read_bytes())
         runtime = OnnxRuntime(small)
         folded = runtime.folded(runtime.groups)
         np.testing.assert_array_equal(folded(images).logits, runtime(images, given=1.0).logits)
         assert not isinstance(folded, Folded)
 
-    def test_the_device_needs_neither_onnx_nor_torch(self, device: dict[str, Path]) -> None:
+    def test_the_device_needs_neither_onnx_nor_torch(self, exported: Exported) -> None:
         code = f"""
             import sys
             sys.modules["onnx"] = sys.modules["onnxscript"] = sys.modules["torch"] = None
             import numpy as np
             from mergetta import OnnxRuntime
-            runtime = OnnxRuntime({str(device["fashion-bn"])!r}, threads=1)
+            runtime = OnnxRuntime({str(exported("fashion-bn"))!r}, threads=1)
             folded = runtime.folded(runtime.groups)
             images = np.random.default_rng(0).random((4, 1, 28, 28)).astype(np.float32)
             print(type(folded).__name__, np.abs(folded(images).logits - runtime(images, given=1.0).logits).max() < 1e-4)
@@ -157,10 +145,10 @@ class TestFolded:
         result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
         assert result.stdout.split() == ["Folded", "True"], result.stderr
 
-    def test_the_file_tells_nothing_of_the_machine_and_holds_no_groups(self, device: dict[str, Path]) -> None:
+    def test_the_file_tells_nothing_of_the_machine_and_holds_no_groups(self, exported: Exported) -> None:
         import onnx
 
-        for path in device.values():
+        for path in map(exported, ("fashion-bn", "fashion-vit")):
             data = plain_path(path).read_bytes()
             proto = onnx.load_from_string(data)
             assert b"site-packages" not in data
@@ -194,12 +182,12 @@ def test_same_numbers_as_torch(
 
 
 def test_images_alone_give_the_source_model(
-    family: Family, exported: dict[str, bytes], onnx_runtime: OnnxRuntime, images: np.ndarray
+    family: Family, exported: Exported, onnx_runtime: OnnxRuntime, images: np.ndarray
 ) -> None:
     """Any program that runs ONNX gets from the file what the checkpoint promises, without knowing of groups."""
     import onnxruntime as ort
 
-    (logits,) = ort.InferenceSession(exported[family.name]).run(["logits"], {"images": images})
+    (logits,) = ort.InferenceSession(exported(family.name)).run(["logits"], {"images": images})
     x = (torch.from_numpy(images) - family.preprocessing.mean[0]) / family.preprocessing.std[0]
     with torch.no_grad():
         np.testing.assert_allclose(logits, family.model.eval()(x), atol=1e-4, rtol=1e-4)
@@ -211,11 +199,13 @@ def branches_of(graph: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_without_need_no_layer_reduces_over_the_batch(int8: bool, images: np.ndarray) -> None:
+def test_without_need_no_layer_reduces_over_the_batch(int8: bool, images: np.ndarray, exported: Exported) -> None:
     """All reductions behind the stem's are inside branches, and each branch that is not taken has none."""
+    import onnx
+
     from mergetta.runtimes.quantize import quantize_static
 
-    proto = to_onnx(load_family("fashion-bn"))
+    proto = onnx.load(exported("fashion-bn"))
     proto = quantize_static(proto, [images]) if int8 else proto
     layers = len([g for g in OnnxRuntime(proto.SerializeToString()).structure if g.kind == "mean"])
     branches = list(branches_of(proto.graph))
@@ -238,11 +228,11 @@ def axes_of(node: Any, constants: dict[str, Any]) -> list[int]:
     return [0]  # unknown: counted as one over the batch
 
 
-def test_the_file_tells_nothing_of_the_machine_it_was_made_on(exported: dict[str, bytes]) -> None:
+def test_the_file_tells_nothing_of_the_machine_it_was_made_on(exported: Exported) -> None:
     """The exporter notes stack traces with every operator, those inside branches included."""
     import onnx
 
-    for data in exported.values():
+    for data in (exported(name).read_bytes() for name in ("fashion-bn", "fashion-vit")):
         graph = onnx.load_from_string(data).graph
         for part in (graph, *branches_of(graph)):
             assert not [entry.key for node in part.node for entry in node.metadata_props]
@@ -307,9 +297,9 @@ def test_our_resnet50_is_the_public_one() -> None:
 
 
 class TestBadModels:
-    def test_damaged(self, exported: dict[str, bytes], tmp_path: Path) -> None:
+    def test_damaged(self, exported: Exported, tmp_path: Path) -> None:
         with pytest.raises(MergettaError, match="damaged, or not an ONNX model"):
-            OnnxRuntime(exported["fashion-bn"][:1000])
+            OnnxRuntime(exported("fashion-bn").read_bytes()[:1000])
         with pytest.raises(MergettaError, match="No such file"):
             OnnxRuntime(tmp_path / "none.onnx")
 
@@ -327,32 +317,34 @@ class TestBadModels:
     @pytest.mark.parametrize(
         ("version", "sentence"), [(99, "upgrade mergetta"), (1, "older device format .*export it again")]
     )
-    def test_another_version(self, exported: dict[str, bytes], version: int, sentence: str) -> None:
+    def test_another_version(self, exported: Exported, version: int, sentence: str) -> None:
         import onnx
 
-        proto = onnx.load_from_string(exported["fashion-bn"])
+        proto = onnx.load_from_string(exported("fashion-bn").read_bytes())
         set_metadata(proto, version=version)
         with pytest.raises(MergettaError, match=sentence):
             OnnxRuntime(proto.SerializeToString())
 
-    def test_options(self, exported: dict[str, bytes], images: np.ndarray) -> None:
+    def test_options(self, exported: Exported, images: np.ndarray) -> None:
         with pytest.raises(MergettaError, match="no provider 'Magic'"):
-            OnnxRuntime(exported["fashion-bn"], providers=["Magic"])
+            OnnxRuntime(exported("fashion-bn").read_bytes(), providers=["Magic"])
         with pytest.raises(MergettaError, match="larger than the 8"):
-            OnnxRuntime(exported["fashion-bn"], batch_size=8)(images)
+            OnnxRuntime(exported("fashion-bn").read_bytes(), batch_size=8)(images)
         with pytest.raises(MergettaError, match="between 0 and 1"):
-            OnnxRuntime(exported["fashion-bn"])(images, given=2.0)
+            OnnxRuntime(exported("fashion-bn").read_bytes())(images, given=2.0)
         with pytest.raises(MergettaError, match="cannot take images of shape"):
-            OnnxRuntime(exported["fashion-vit"])(images[:, :, :14, :14])
+            OnnxRuntime(exported("fashion-vit").read_bytes())(images[:, :, :14, :14])
 
 
 @pytest.mark.parametrize("name", ["fashion-bn", "fashion-vit"])
-def test_int8_stays_accurate_and_adjustable(name: str) -> None:
+def test_int8_stays_accurate_and_adjustable(name: str, exported: Exported) -> None:
+    import onnx
+
     from mergetta.runtimes.quantize import quantize_dynamic, quantize_static
 
     pixels, labels = load_fashion()
     images = as_input(pixels[:400])
-    exact = to_onnx(load_family(name))
+    exact = onnx.load(exported(name))
     small = quantize_dynamic(exact) if name == "fashion-vit" else quantize_static(exact, [as_input(pixels[3000:3200])])
     assert len(small.SerializeToString()) < 0.5 * len(exact.SerializeToString())
     one, other = OnnxRuntime(exact.SerializeToString()), OnnxRuntime(small.SerializeToString())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.bench.inputs import Place, clean_images, load_domain
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Runtime
-from mergetta.runtimes.export import to_onnx
 from tests.confidence import CLASSES, HELD, Confidence, assert_same_state, expert, race_merge, score
 
 
@@ -722,8 +721,8 @@ def experts(subject: RaceMerge) -> list[Expert]:
 
 
 @pytest.fixture(scope="module")
-def device() -> OnnxRuntime:
-    return OnnxRuntime(to_onnx(load_family("fashion-bn")).SerializeToString(), threads=1)
+def device(exported: Callable[[str], Path]) -> OnnxRuntime:
+    return OnnxRuntime(exported("fashion-bn").read_bytes(), threads=1)
 
 
 class TestOnRealImages:

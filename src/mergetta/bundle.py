@@ -127,6 +127,7 @@ class Bundle:
     """
 
     base: GroupValues
+    """θ₀, the source model's groups."""
     basis: Mapping[str, NDArray[np.floating[Any]]]
     """(r, D) per group: orthonormal rows (the trimmed task vectors themselves if redundancy was not reduced)."""
     coefficients: Mapping[str, Vector]
@@ -134,11 +135,13 @@ class Bundle:
     frozen: tuple[str, ...] = ()
     """Groups that are merged with their initial coefficients and not optimised."""
     family: str = ""
+    """Fingerprint of the source model."""
     variances: Variances | None = None
     """How moments vary between images and domains, in each BatchNorm layer."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """How it was built: trim, rank, tolerance, number of experts."""
     members: Members | None = None
+    """What it keeps of each expert, or of each cluster of similar ones."""
 
     def __post_init__(self) -> None:
         for name in ("base", "basis", "coefficients"):

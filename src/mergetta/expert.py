@@ -41,6 +41,7 @@ class Expert:
     family: str = ""
     """Fingerprint of the source model that was adapted."""
     domain: str = ""
+    """What the device calls its domain."""
     signature: NDArray[np.floating[Any]] | None = None
     """Per-channel mean and variance after the stem, (2, C): how one domain is told from another."""
     features: NDArray[np.floating[Any]] | None = None

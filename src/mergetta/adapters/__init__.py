@@ -77,7 +77,11 @@ METHODS: dict[str, Method] = {
 
 
 def list_adapters() -> list[str]:
-    """Names that `create_adapter` knows."""
+    """Names that `create_adapter` knows.
+
+    >>> "race-merge" in list_adapters()
+    True
+    """
     return list(METHODS)
 
 
@@ -90,7 +94,19 @@ def find_method(name: str) -> Method:
 def create_adapter(name: str, runtime: Runtime, **options: Any) -> Adapter:
     """An adapter by name, with the options of its constructor.
 
-    >>> create_adapter("zo-merge", runtime, bundle=bundle, lr=5e-3)   # doctest: +SKIP
+    Parameters
+    ----------
+    name
+        One of `list_adapters()`.
+    runtime
+        The model.
+    options
+        What the method needs (`bundle`, `experts` or `source`), and its settings.
+
+    Examples
+    --------
+    >>> from mergetta import TorchRuntime, load_family
+    >>> adapter = create_adapter("bn-alpha", TorchRuntime(load_family("fashion-bn")), prior=8)
     """
     kind = find_method(name).load()
     check_options(name, kind, options)

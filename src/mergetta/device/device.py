@@ -28,15 +28,32 @@ class Device:
 
     Parameters
     ----------
-    model: the ONNX file that `mergetta export` wrote.
-    bundle: a bundle or its file; or instead
-    hub: the address of a hub, which is asked for newer ones. `connection` are options of `connect`: `token`, …
-    method, options, mirror: as of `mergetta run`.
-    resize: whether frames of another size are made to fit, or refused.
-    state: a file that keeps what was learnt; the next device that is given it goes on from there. It is written every
-        ten seconds, with every change of bundle, and by `close`.
-    out: the file to which `mergetta run` writes; `predict` writes nothing.
+    model
+        The ONNX file that `mergetta export` wrote.
+    bundle
+        A bundle or its file.
+    hub
+        Instead of a bundle, the address of a hub, which is asked for newer ones.
+    method
+        `race-merge`, or `zo-merge`.
+    options
+        Of the method, by name, as `mergetta run --option` takes them.
+    mirror
+        Whether mirrored images are looked at too.
+    threads
+        Per operator of ONNX Runtime (default: its own choice).
+    resize
+        Whether frames of another size are made to fit, or refused.
+    state
+        A file that keeps what was learnt; the next device that is given it goes on from there. It is written every ten
+        seconds, with every change of bundle, and by `close`.
+    out
+        The file to which `mergetta run` writes; `predict` writes nothing.
+    connection
+        With a hub, options of `mergetta.device.hub_link.connect`: `token`, `ca`, `verify_key`, …
 
+    Examples
+    --------
     >>> device = Device("model.onnx", bundle="bundle.safetensors")  # doctest: +SKIP
     >>> device.classes[device.predict(frame).argmax()]  # doctest: +SKIP
     'Sneaker'

@@ -50,21 +50,40 @@ def build_bundle(
 ) -> Bundle:
     """Trim (NWS), reduce (RR) and choose ranks (ARS): all that a weak device needs of the experts.
 
-    Each step can be switched off: `keep=None` trims nothing, `tolerance=None` gives every group the rank
-    `max_rank` (`max_rank=None`: no limit), `reduce=False` does without the SVD: the basis is the task vectors
-    themselves (with `tolerance=None` all of them; else see `largest_tasks`).
-    `initial` is the paper's c_init, the same for every expert, or one number per expert. The rank is the
-    smallest with a recovery error below tolerance × D, or below plain tolerance with `tolerance_per_entry=False`.
+    Parameters
+    ----------
+    base
+        The source model's groups: `runtime.groups`.
+    experts
+        What strong devices share, of one family.
+    keep
+        The share of each task vector that NWS keeps, by magnitude; None trims nothing.
+    max_rank
+        Most directions per group; None: no limit.
+    tolerance
+        A group's rank is the smallest with a recovery error below tolerance × D; None gives every group `max_rank`.
+    initial
+        The paper's c_init, the same for every expert, or one number per expert.
+    frozen
+        Groups that are merged and that no step moves.
+    reduce
+        False does without the SVD: the basis is the task vectors themselves (with `tolerance=None` all of them; else
+        see `largest_tasks`).
+    tolerance_per_entry
+        False compares with plain tolerance instead of tolerance × D.
+    moment_tolerance
+        Moments of BatchNorm layers are never trimmed, and get the smallest rank with a recovery error below this, at
+        most 16: they are what a device normalises with, and no step mends them.
+    members
+        How many members the bundle has at most, which stand for one expert each or for a cluster of similar ones
+        (`members.py`). With 0 it has none, as in the paper, and without `reduce` neither.
+    family
+        The fingerprint of the source model (default: the experts').
+    contributors
+        Who each expert comes from: then all that come from one have together the weight of one.
 
-    Moments of BatchNorm layers are never trimmed, and get the smallest rank with a recovery error below
-    `moment_tolerance`, at most 16, whatever `max_rank` is: they are what a device normalises with, and no step mends
-    them.
-
-    `members` is how many members the bundle has at most, which stand for one expert each or for a cluster of similar
-    ones (`members.py`). With 0 it has none, as in the paper, and without `reduce` neither.
-
-    `contributors` says who each expert comes from: then all that come from one have together the weight of one.
-
+    Examples
+    --------
     >>> bundle = build_bundle({"g": np.zeros(3)}, [{"g": np.array([2.0, 0.0, 0.1])}], initial=0.5)
     >>> bundle.merge()["g"].tolist()
     [1.0, 0.0, 0.0]

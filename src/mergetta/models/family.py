@@ -67,10 +67,15 @@ class Family:
     """A source model with everything needed to feed it and to recognise its relatives."""
 
     name: str
+    """The first part of the fingerprint."""
     model: nn.Module
+    """With norm layers and a linear classifier at its end."""
     preprocessing: Preprocessing
+    """Mean, standard deviation and size that the model expects."""
     classes: tuple[str, ...]
+    """Their names, in the order of the logits."""
     architecture: str
+    """What `save` writes down so that `load_family` can build the model again."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     signature: np.ndarray | None = None
     """Per-channel mean and variance after the stem on source data, (2, C): the source model's place in CoLA's pool."""
@@ -112,12 +117,21 @@ class Family:
 def load_family(name: str | Path, checkpoint: str | Path | None = None, name_as: str | None = None) -> Family:
     """A family by name, or by the path of a mergetta checkpoint.
 
-    Names: the embedded `fashion-bn`, `fashion-vit`; public ones with the file they are published as (`resnet-20`,
-    `wrn-28-10`, `resnet-50`, `mobilenet-v2`, `vit-b-16`, `deit-tiny`, …); `timm:NAME` and `hf:NAME`, with
-    their published weights unless a checkpoint is given; `module:function`, one's own. `name_as` renames the family.
+    Parameters
+    ----------
+    name
+        The embedded `fashion-bn`, `fashion-vit`; public ones with the file they are published as (`resnet-20`,
+        `wrn-28-10`, `resnet-50`, `mobilenet-v2`, `vit-b-16`, `deit-tiny`, …); `timm:NAME` and `hf:NAME`,
+        with their published weights unless a checkpoint is given; `module:function`, one's own.
+    checkpoint
+        Weights for the family: a state dict or a safetensors file.
+    name_as
+        Another name for the family.
 
-    >>> load_family("resnet-20", "resnet20-12fca82f.th").classes[:2]   # doctest: +SKIP
-    ('airplane', 'automobile')
+    Examples
+    --------
+    >>> load_family("fashion-bn").classes[:2]
+    ('T-shirt/top', 'Trouser')
     """
     family = find_family(str(name), checkpoint)
     return dataclasses.replace(family, name=name_as) if name_as else family

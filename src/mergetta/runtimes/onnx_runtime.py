@@ -22,6 +22,21 @@ from mergetta.runtimes.onnx_session import metadata_of, open_session, run_sessio
 class OnnxRuntime:
     """One ONNX file, adjustable norm layers, no PyTorch.
 
+    Parameters
+    ----------
+    model
+        The file that `mergetta export` wrote, or its content.
+    threads
+        Per operator (default: ONNX Runtime's choice).
+    providers
+        ONNX Runtime's execution providers, in the order in which they are tried.
+    batch_size
+        Larger batches are refused.
+    plain
+        The graph for `folded` (default: the file that `mergetta export` writes beside the model).
+
+    Examples
+    --------
     >>> OnnxRuntime("fashion-bn.onnx")(np.zeros((2, 1, 28, 28), np.float32)).logits   # doctest: +SKIP
     """
 
@@ -33,10 +48,6 @@ class OnnxRuntime:
         batch_size: int | None = None,
         plain: str | Path | bytes | None = None,
     ) -> None:
-        """`threads` per operator (default: ONNX Runtime's choice); with `batch_size`, larger batches are refused.
-
-        `plain` is the graph for `folded` (default: the file that `mergetta export` writes beside the model).
-        """
         source = "the model" if isinstance(model, bytes) else str(model)
         self._session = open_session(model, source, threads, providers)
         header = read_metadata(self._session, source)

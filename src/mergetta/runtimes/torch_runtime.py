@@ -23,8 +23,20 @@ from mergetta.runtimes.base import Classifier, Output, Predict, check_images, sh
 class TorchRuntime:
     """A private copy of the model, with its norm layers open.
 
-    >>> from mergetta.models.family import load_family                            # doctest: +SKIP
-    >>> TorchRuntime(load_family("fashion-bn"))(np.zeros((2, 1, 28, 28))).logits  # doctest: +SKIP
+    Parameters
+    ----------
+    family
+        A family, or a model that takes raw pixels.
+    device
+        As torch names it: `cpu`, `cuda:0`, …
+    block_of
+        Which block a module belongs to, by its name, where the structure does not tell.
+
+    Examples
+    --------
+    >>> from mergetta.models.family import load_family
+    >>> TorchRuntime(load_family("fashion-bn"))(np.zeros((2, 1, 28, 28))).logits.shape
+    (2, 10)
     """
 
     def __init__(

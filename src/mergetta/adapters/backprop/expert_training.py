@@ -29,7 +29,30 @@ def train_expert(
     seed: int = 0,
     **options: Any,
 ) -> Expert:
-    """Adapt on unlabelled batches and return what a strong device shares."""
+    """Adapt on unlabelled batches and return what a strong device shares.
+
+    Parameters
+    ----------
+    runtime
+        The source model.
+    batches
+        Images of one domain, NCHW in [0, 1].
+    method
+        `roid`, `deyo`, `tent` or another method that back-propagates.
+    domain
+        What to call the domain.
+    seed
+        Of augmented views.
+    options
+        Of the method: `lr`, `optimizer`, …
+
+    Examples
+    --------
+    >>> from mergetta import load_family
+    >>> images = np.random.default_rng(0).random((8, 1, 28, 28), np.float32)
+    >>> train_expert(TorchRuntime(load_family("fashion-bn")), [images], "tent", domain="noise").domain
+    'noise'
+    """
     training = Training(runtime, method, seed, **options)
     for images in batches:
         training.adapter.predict(images)

@@ -103,7 +103,24 @@ class RaceMerge(Adapter):
     moments follow the stream again. When it jumps, over at least 64 images, all starts anew. (Of a new domain the first
     batch, and large ones, take a few more passes.)
 
+    Parameters
+    ----------
+    runtime
+        The model.
+    bundle
+        A bundle with members that starts from this model.
+    source
+        Mean and standard deviation of the classifier's input on clean images (`measure_source`), for a model without
+        BatchNorm.
+    settings
+        All constants.
+    options
+        Single fields of the settings.
+
+    Examples
+    --------
     >>> adapter = RaceMerge(runtime, bundle)   # doctest: +SKIP
+    >>> logits = adapter.predict(images)       # doctest: +SKIP
     """
 
     Settings = RaceSettings
@@ -116,7 +133,6 @@ class RaceMerge(Adapter):
         settings: RaceSettings | None = None,
         **options: Any,
     ) -> None:
-        """`options` are fields of the settings."""
         super().__init__(runtime)
         self.settings = replace(settings or RaceSettings(), **options)
         self.source = source if self.settings.align else None

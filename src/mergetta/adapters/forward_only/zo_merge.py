@@ -29,6 +29,33 @@ class ZOMerge(Adapter):
     A step costs two evaluations of the loss (of one forward pass each for entropy, up to two for ROID and DeYO,
     which look at a second view). A loss that is not finite moves nothing and is counted in `skipped`.
 
+    Parameters
+    ----------
+    runtime
+        The model.
+    bundle
+        A bundle that starts from this model.
+    loss
+        `roid`, `deyo`, `entropy`, or a loss.
+    lr
+        η, the size of a step.
+    delta
+        δ, how far a perturbation goes.
+    clamp
+        Bound of the slope.
+    seed
+        Of the perturbations.
+    sides
+        1 measures the loss at w + δz only and takes the other value from the prediction itself: one forward pass
+        fewer, a noisier slope.
+    keep_history
+        How many steps `history` remembers (default: all).
+    normalise
+        What BatchNorm normalises with: by default, as in the paper, the batch's own statistics, which need large
+        batches of mixed classes; `Normaliser.of_bundle` does not.
+
+    Examples
+    --------
     >>> adapter = ZOMerge(runtime, bundle, loss="roid")   # doctest: +SKIP
     >>> logits = adapter.predict(images)                  # doctest: +SKIP
     """
@@ -46,11 +73,6 @@ class ZOMerge(Adapter):
         keep_history: int | None = None,
         normalise: Normaliser | Plain | None = None,
     ) -> None:
-        """`sides=1` measures the loss at w + δz only and takes the other value from the prediction itself: one forward
-        pass fewer, a noisier slope. `keep_history` bounds how many steps `history` remembers (default: all).
-        `normalise` says what BatchNorm normalises with: by default, as in the paper, with the batch's own statistics,
-        which need large batches of mixed classes; `Normaliser.of_bundle` does not.
-        """
         super().__init__(runtime)
         check_bundle(runtime, bundle)
         for name, value in (("delta", delta), ("clamp", clamp)):
