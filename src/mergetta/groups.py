@@ -61,16 +61,17 @@ def has_batch_norm(structure: Iterable[Group]) -> bool:
 
 def moment_pairs(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """(mean, variance) of each BatchNorm layer, in order; one without the other is refused."""
-    known = tuple(names)
+    return pairs_among(tuple(names))
+
+
+@functools.lru_cache(maxsize=64)  # devices ask several times in every step
+def pairs_among(known: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     means = [name for name in known if kind_of(name) == "mean"]
     pairs = tuple((name, f"{name.removesuffix('running_mean')}running_var") for name in means)
     alone = (set(known) - set(learnable(known))) ^ {name for pair in pairs for name in pair}
     if alone:
         raise MergettaError(f"The group {min(alone)!r} stands alone: a mean and a variance belong together.")
     return pairs
-
-
-cached_pairs = functools.lru_cache(maxsize=64)(moment_pairs)
 
 
 def layer_sizes(names: GroupValues) -> list[int]:
@@ -172,7 +173,7 @@ def check_groups(values: GroupValues, reference: GroupValues, what: str) -> None
     """Raise unless `values` has exactly the groups of `reference`, with its sizes: vectors, all finite, and means and
     variances in pairs.
     """
-    pairs = cached_pairs(tuple(values))
+    pairs = moment_pairs(values)
     uneven = [(m, v) for m, v in pairs if np.shape(values[m]) != np.shape(values[v])]
     if values.keys() == reference.keys() and not uneven:  # the usual case, checked at once: devices do so in every step
         shapes = [np.shape(vector) for vector in values.values()]

@@ -142,7 +142,7 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
         return run, lambda: count[0]
     runtime = OnnxRuntime(folder / ("int8.onnx" if variant.startswith("int8") else "model.onnx"), threads=threads)
     kind = variant.removeprefix("int8-")
-    return runtime if kind == "inference" else adapting(runtime, kind), lambda: runtime.forwarded
+    return source_of(runtime) if kind == "inference" else adapting(runtime, kind), lambda: runtime.forwarded
 
 
 def torch_variant(variant: str, model: Model, threads: int) -> Variant:
@@ -155,6 +155,11 @@ def torch_variant(variant: str, model: Model, threads: int) -> Variant:
     prompts = variant in METHODS and METHODS[variant].prompts
     runtime = PromptedRuntime(model.load()) if prompts else TorchRuntime(model.load())
     return runtime if variant == "inference" else adapting(runtime, variant), lambda: runtime.forwarded
+
+
+def source_of(runtime: Runtime) -> Predict:
+    """The source model in the adjustable graph, with what it was trained with."""
+    return lambda images: runtime(images, given=1.0)
 
 
 def create(runtime: str, variant: str, model: Model, folder: Path, threads: int) -> Variant:
