@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mergetta import Expert, build_bundle
+from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.race_merge import RaceMerge, RaceSettings
 from mergetta.groups import Group
 from mergetta.runtimes.base import Classifier, Output, Predict, Runtime, shares_of, unfolded
@@ -93,3 +94,13 @@ def assert_same_state(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def passes_of(adapter: Adapter, runtime: Confidence, images: np.ndarray, count: int) -> list[float]:
+    """Forward passes per image, of each of so many batches."""
+    counts = []
+    for _ in range(count):
+        before = runtime.forwarded
+        adapter.predict(images)
+        counts.append((runtime.forwarded - before) / len(images))
+    return counts

@@ -1,21 +1,15 @@
-"""The device: one loop for any method, which survives being killed at any moment."""
+"""The device from the outside: `mergetta run`, and `Device` in Python."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import os
-import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,303 +18,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mergetta import Bundle, Device, Expert, MergettaError, OnnxRuntime, build_bundle
-from mergetta.adapters.base import ADAPTING, SETTLED
+from mergetta import Bundle, Device, MergettaError, OnnxRuntime
+from mergetta.adapters.base import SETTLED
 from mergetta.adapters.forward_only.race_merge import RaceMerge
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
 from mergetta.device import agent as agent_module
-from mergetta.device.agent import Agent
-from mergetta.device.state import Progress, Saved, load_state, save_state
-from mergetta.device.stream import Batches, ImageShape, Item, open_stream
-from mergetta.runtimes.base import Classifier
+from mergetta.device.stream import ImageShape
 
-from .moving import moved
-from .numpy_runtime import NumpyRuntime
+from .test_agent import rows_of
 from .test_cli import Result, mergetta
 from .test_docs import ROOT, blocks
-from .test_governed import governed
 
 CLASSES = list("abcd")
 GREY = ImageShape(1, 28)
-
-
-class TestStream:
-    def test_folder_goes_on_past_bad_images(self, tmp_path: Path) -> None:
-        Image.fromarray(np.full((9, 5, 3), 200, np.uint8)).save(tmp_path / "a.png")
-        (tmp_path / "b.jpg").write_bytes(b"not a jpeg")
-        Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "c.png")
-        items = list(open_stream(str(tmp_path), GREY))
-        assert [item.name for item in items] == ["a.png", "b.jpg", "c.png"]
-        assert [item.image is None for item in items] == [False, True, False]
-        assert items[0].image.shape == (28, 28, 1)
-        assert items[1].problem.endswith("b.jpg: cannot identify image file of 10 bytes.")
-
-    def test_what_is_done_is_known_by_name_and_content(self, tmp_path: Path) -> None:
-        for name in ("b.png", "c.png"):
-            Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / name)
-        (tmp_path / "bad.png").write_bytes(b"")
-        done = {(item.name, item.content) for item in open_stream(str(tmp_path), GREY)}
-        assert len(done) == 3
-        Image.fromarray(np.ones((28, 28), np.uint8)).save(tmp_path / "b.png")
-        shutil.copy(tmp_path / "c.png", tmp_path / "a.png")
-        assert [item.name for item in open_stream(str(tmp_path), GREY, lambda: done)] == ["a.png", "b.png"]
-
-    def test_npz_and_wrong_shapes(self, tmp_path: Path) -> None:
-        path = str(tmp_path / "x.npz")
-        np.savez(path, images=np.zeros((3, 6, 6, 3), np.uint8))
-        assert [item.problem for item in open_stream(path, ImageShape(1, 6))] == [
-            "The image has 3 channels, not 1: convert it to grey."
-        ] * 3
-        assert [item.image.shape for item in open_stream(path, ImageShape(3, 4))] == [(4, 4, 3)] * 3
-        refused = open_stream(path, ImageShape(3, 4, resize=False))
-        assert {item.problem for item in refused} == {"The image has 6x6 pixels, not 4x4."}
-        with pytest.raises(MergettaError, match="has no images"):
-            (tmp_path / "empty").mkdir()
-            open_stream(str(tmp_path / "empty"), GREY)
-
-    def test_raw_frames(self) -> None:
-        pixels = np.arange(2 * 12, dtype=np.uint8).tobytes() + b"xyz"
-        items = list(open_stream("-", ImageShape(1, 6), frame=(3, 4), stdin=io.BytesIO(pixels)))
-        assert [item.image.shape for item in items[:2]] == [(6, 6, 1)] * 2
-        assert items[1].image.ravel()[0] == 12
-        assert "cut off after 3 of 12 bytes" in items[2].problem
-        with pytest.raises(MergettaError, match="3x4 pixels, not 6x6"):
-            list(open_stream("-", ImageShape(1, 6, resize=False), frame=(3, 4), stdin=io.BytesIO(pixels)))
-
-    @pytest.mark.parametrize("channels", [1, 3])
-    def test_videos(self, tmp_path: Path, channels: int) -> None:
-        cv2 = pytest.importorskip("cv2")
-        path = str(tmp_path / "clip.avi")
-        writer = cv2.VideoWriter(path, cv2.VideoWriter.fourcc(*"MJPG"), 5, (32, 16))
-        for level in (0, 100, 200):
-            writer.write(np.full((16, 32, 3), (level, level, level), np.uint8))
-        writer.release()
-        items = list(open_stream(path, ImageShape(channels, 8)))
-        assert [item.name for item in items] == ["0", "1", "2"]
-        assert [item.image.shape for item in items] == [(8, 8, channels)] * 3
-        np.testing.assert_allclose([item.image.mean() for item in items], [0, 100, 200], atol=4)
-        done = {(item.name, item.content) for item in items[:2]}
-        assert [item.name for item in open_stream(path, ImageShape(channels, 8), lambda: done)] == ["2"]
-        address = open_stream(f"file://{path}", ImageShape(channels, 8))  # a live stream: its end is none of its own
-        assert [next(address).name for _ in range(3)] == [""] * 3
-        with pytest.raises(MergettaError, match="gives no more frames"):
-            next(address)
-        for source, words in (
-            ("camera:x", "as in camera:0"),
-            ("camera:77", "cannot open camera:77"),
-            (str(tmp_path / "none.mp4"), "There is no file"),
-        ):
-            with pytest.raises(MergettaError, match=words):
-                open_stream(source, GREY)
-
-
-class TestBatches:
-    def test_sizes(self) -> None:
-        assert [len(batch) for batch in Batches(iter([Item("", None)] * 5), 2)] == [2, 2, 1]
-
-    def test_a_batch_does_not_wait_for_ever(self) -> None:
-        more = threading.Event()
-
-        def slow() -> Iterator[Item]:
-            yield from [Item("", None)] * 3
-            more.wait(60)
-            yield Item("", None)
-
-        batches = iter(Batches(slow(), 2, max_wait=0.01))
-        assert [len(next(batches)) for _ in range(2)] == [2, 1]
-        more.set()
-        assert [len(batch) for batch in batches] == [1]
-
-    def test_stops_with_what_was_read(self) -> None:
-        forever = threading.Event()
-
-        def stuck() -> Iterator[Item]:
-            yield from [Item("", None)] * 3
-            batches.stop()
-            forever.wait(60)
-            yield Item("", None)
-
-        batches = Batches(stuck(), 64)
-        assert [len(batch) for batch in batches] == [3]
-        forever.set()
-
-    def test_what_goes_wrong_in_the_stream_is_told_after_what_came_before(self) -> None:
-        def broken() -> Iterator[Item]:
-            yield Item("", None)
-            raise MergettaError("gone")
-
-        batches = iter(Batches(broken(), 64))
-        assert len(next(batches)) == 1
-        with pytest.raises(MergettaError, match="gone"):
-            next(batches)
-
-
-def items_of(count: int) -> list[Item]:
-    rng = np.random.default_rng(0)
-    return [Item(f"{i}", rng.integers(0, 256, (6, 6, 1)).astype(np.uint8), content=f"{i}") for i in range(count)]
-
-
-def batched(items: list[Item], size: int) -> list[list[Item]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
-
-
-def evenly(runtime: NumpyRuntime) -> Classifier:
-    """One that predicts each class as often for these images: only then are candidates tried."""
-    logits = runtime(as_input(np.stack([item.image for item in items_of(500)]))).logits
-    weight, bias = runtime.classifier.weight / logits.std(axis=0)[:, None], np.zeros(len(CLASSES), np.float32)
-    for _ in range(500):
-        found = ((logits - runtime.classifier.bias) / logits.std(axis=0) + bias).argmax(axis=1)
-        bias -= 0.1 * (np.bincount(found, minlength=len(CLASSES)) / len(found) - 1 / len(CLASSES)).astype(np.float32)
-    return Classifier(weight, bias)
-
-
-class TestRaceMerge:
-    def make(self, folder: Path) -> Agent:
-        runtime, rng = NumpyRuntime(), np.random.default_rng(0)
-        runtime.classifier = evenly(runtime)
-        experts = [Expert(moved(runtime.groups, rng, 0.05), runtime.family, f"{i}") for i in range(4)]
-        bundle = build_bundle(runtime.groups, experts)
-        adapter = RaceMerge(runtime, bundle)
-        return Agent(adapter, bundle.digest, CLASSES, folder / "out.jsonl", folder / "state.safetensors")
-
-    def test_settles_counts_and_resumes(self, tmp_path: Path) -> None:
-        items = items_of(1664)
-        (tmp_path / "whole").mkdir()
-        *_, summary = self.make(tmp_path / "whole").run(batched(items, 64))
-        assert (summary.images, summary.batches, summary.state, summary.steps) == (1664, 26, SETTLED, 14)
-        assert 1 < summary.forwards <= 2
-        agent = self.make(tmp_path)
-        first = [agent.step(batch) for batch in batched(items, 64)[:3]]
-        assert first[-1].state == ADAPTING
-        assert agent.adapter.state_dict()["trials.held"].dtype == np.uint8
-        again = self.make(tmp_path)
-        *_, resumed = again.run(batched(items[again.position :], 64))
-        assert resumed == summary
-        assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
-
-
-class TestAgent:
-    def make(self, folder: Path) -> Agent:
-        return Agent(governed(), "b", CLASSES, folder / "out.jsonl", folder / "state.safetensors")
-
-    def test_writes_and_resumes(self, tmp_path: Path) -> None:
-        items = items_of(50)
-        (tmp_path / "whole").mkdir()
-        list(self.make(tmp_path / "whole").run(batched(items, 8)))
-        agent = self.make(tmp_path)
-        for batch in batched(items, 8)[:3]:
-            agent.step(batch)
-        agent.close()
-        with (tmp_path / "out.jsonl").open("ab") as file:
-            file.write(b'{"half a li')  # the power fails in the middle of a write
-        again = self.make(tmp_path)
-        assert again.position == 24
-        list(again.run(batched(items[24:], 8)))
-        assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
-        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-        assert [row["index"] for row in rows] == list(range(50))
-        assert {"index", "name", "content", "label", "class", "confidence"} == set(rows[0])
-
-    def test_bad_images_are_reported_and_counted(self, tmp_path: Path) -> None:
-        items = items_of(6)
-        items[2] = Item("2", None, "cannot be read")
-        agent = self.make(tmp_path)
-        (summary,) = agent.run(batched(items, 6))
-        assert (summary.images, summary.bad) == (5, 1)
-        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-        assert rows[2] == {"index": 2, "name": "2", "error": "cannot be read"}
-        all_bad = Agent(governed(), "b", CLASSES, tmp_path / "bad.jsonl")
-        (summary,) = all_bad.run(iter([[Item("x", None, "gone")]]))
-        assert summary.bad == 1
-
-    def test_csv(self, tmp_path: Path) -> None:
-        items = items_of(5)
-        items[3] = Item("3", None, "gone, too")
-        for _ in Agent(governed(), "b", CLASSES, tmp_path / "out.csv").run(batched(items, 2)):
-            pass
-        with (tmp_path / "out.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        assert [row["index"] for row in rows] == list("01234")
-        assert rows[3]["error"] == "gone, too"
-        assert rows[0]["class"] in CLASSES
-
-    def test_a_state_of_something_else_is_refused(self, tmp_path: Path) -> None:
-        save_state(tmp_path / "s", Saved({"a": 1, "b": np.ones(2)}, {"out": Progress(3, 4)}), "f", "b")
-        saved = load_state(tmp_path / "s", "f", "b")
-        assert (saved.learnt["a"], saved.progress) == (1, {"out": Progress(3, 4)})
-        with pytest.raises(MergettaError, match="another family"):
-            load_state(tmp_path / "s", "g", "b")
-        with pytest.raises(MergettaError, match="another bundle"):
-            load_state(tmp_path / "s", "f", "c")
-        assert load_state(tmp_path / "none", "f", "b") is None
-
-    def test_a_crash_in_the_first_batch_of_another_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def another() -> Agent:
-            return Agent(governed(), "b", CLASSES, tmp_path / "other.jsonl", tmp_path / "state.safetensors")
-
-        list(self.make(tmp_path).run(batched(items_of(8), 4)))
-        agent = another()
-        monkeypatch.setattr(agent, "finish", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            agent.step(items_of(4))
-        assert len(rows_of(tmp_path / "other.jsonl")) == 4
-        list(another().run(batched(items_of(8), 4)))
-        assert [row["index"] for row in rows_of(tmp_path / "other.jsonl")] == list(range(8))
-
-    def test_moved_together(self, tmp_path: Path) -> None:
-        list(self.make(tmp_path / "here").run(batched(items_of(8), 4)))
-        (tmp_path / "here").rename(tmp_path / "there")
-        assert self.make(tmp_path / "there").position == 8
-
-    def test_a_lost_prediction_file_is_noticed(self, tmp_path: Path) -> None:
-        list(self.make(tmp_path).run(batched(items_of(8), 4)))
-        (tmp_path / "out.jsonl").write_bytes(b"")
-        with pytest.raises(MergettaError, match="shorter than"):
-            self.make(tmp_path)
-
-
-KILLED = """
-import sys, time
-sys.path.insert(0, {root!r})
-from pathlib import Path
-from tests.test_device import *
-agent = {kind}().make(Path({folder!r}))
-for _ in agent.run(batched(items_of({count})[agent.position:], {size})):
-    time.sleep(0.002)
-"""
-
-
-@pytest.mark.parametrize(("kind", "size"), [("TestAgent", 8), ("TestRaceMerge", 1)])
-def test_killed_at_random_moments(kind: str, size: int, tmp_path: Path) -> None:
-    """kill −9, again and again ($MERGETTA_KILLS times): the end is what an undisturbed run writes."""
-    wanted = int(os.environ.get("MERGETTA_KILLS", "6"))
-    count = 70 * wanted
-    folder, whole = tmp_path / "killed", tmp_path / "whole"
-    folder.mkdir()
-    whole.mkdir()
-    list(globals()[kind]().make(whole).run(batched(items_of(count), size)))
-    chance = random.Random(0)
-    code = KILLED.format(root=str(Path(__file__).parents[1]), folder=str(folder), count=count, kind=kind, size=size)
-    kills = 0
-    for _ in range(3 * wanted):
-        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
-        before = (folder / "out.jsonl").stat().st_size if (folder / "out.jsonl").exists() else 0
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            now = (folder / "out.jsonl").stat().st_size if (folder / "out.jsonl").exists() else 0
-            if now != before and kills < wanted:
-                time.sleep(chance.uniform(0, 0.05))
-                os.kill(process.pid, signal.SIGKILL)
-                kills += 1
-                break
-            time.sleep(0.001)
-        code_returned = process.wait()
-        if code_returned == 0:
-            break
-        assert code_returned == -signal.SIGKILL, process.stderr.read().decode()
-    assert kills >= wanted / 2
-    assert (folder / "out.jsonl").read_bytes() == (whole / "out.jsonl").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -344,10 +55,6 @@ def photos(folder: Path, numbers: Iterable[int]) -> Path:
     for number in numbers:
         Image.fromarray(load_fashion()[0][number, ..., 0]).save(folder / f"{number:03}.png")
     return folder
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_base_install_reads_images() -> None:

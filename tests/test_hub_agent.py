@@ -23,7 +23,7 @@ from mergetta.device.state import bundle_of
 
 from .numpy_runtime import NumpyRuntime
 from .stub_hub import FAMILY, StubHub, cached, id_of, make_bundle
-from .test_device import CLASSES, batched, items_of
+from .test_agent import CLASSES, batched, items_of
 
 
 class Killed(BaseException):

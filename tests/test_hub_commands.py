@@ -17,8 +17,8 @@ from mergetta.family_file import FamilyFile
 from .hub_parts import new_hub
 from .numpy_runtime import NumpyRuntime
 from .stub_hub import KEY, PUBLIC, StubHub, id_of, make_bundle
+from .test_agent import CLASSES
 from .test_cli import mergetta
-from .test_device import CLASSES
 
 
 class TestCommands:

@@ -13,7 +13,7 @@ from mergetta.adapters.forward_only.race_merge import RaceMerge
 from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.losses.probabilities import softmax
 
-from .confidence import CLASSES, HELD, Confidence, assert_same_state, expert, race_merge
+from .confidence import CLASSES, HELD, Confidence, assert_same_state, expert, passes_of, race_merge
 from .contracts import AdapterContract
 from .numpy_runtime import NumpyRuntime
 from .test_adapters import needed
@@ -125,11 +125,7 @@ def test_passes(batch_norm: bool, model: type[Confidence], last: int, size: int,
     if model is Symmetric:
         evenly = evenly.transpose(0, 1, 3, 2)
     adapter = Mirrored(race_merge(runtime, [expert(1 + i / 10, batch_norm=batch_norm) for i in range(4)]))
-    counts = []
-    for _ in range(25 * HELD // size):
-        before = runtime.forwarded
-        adapter.predict(evenly)
-        counts.append((runtime.forwarded - before) / len(evenly))
+    counts = passes_of(adapter, runtime, evenly, 25 * HELD // size)
     large = batch_norm and 4 * size > 64  # beside what is known: such a batch is seen twice
     assert max(counts[1:]) <= 3 + large
     assert max(counts[4:]) <= 3

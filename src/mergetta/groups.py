@@ -7,6 +7,7 @@ moments. A group is called by its place in the model's state dict, and the last 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -60,7 +61,11 @@ def has_batch_norm(structure: Iterable[Group]) -> bool:
 
 def moment_pairs(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """(mean, variance) of each BatchNorm layer, in order; one without the other is refused."""
-    known = tuple(names)
+    return pairs_among(tuple(names))
+
+
+@functools.lru_cache(maxsize=64)  # devices ask several times in every step
+def pairs_among(known: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     means = [name for name in known if kind_of(name) == "mean"]
     pairs = tuple((name, f"{name.removesuffix('running_mean')}running_var") for name in means)
     alone = (set(known) - set(learnable(known))) ^ {name for pair in pairs for name in pair}
@@ -168,12 +173,13 @@ def check_groups(values: GroupValues, reference: GroupValues, what: str) -> None
     """Raise unless `values` has exactly the groups of `reference`, with its sizes: vectors, all finite, and means and
     variances in pairs.
     """
-    uneven = [(m, v) for m, v in moment_pairs(values) if np.shape(values[m]) != np.shape(values[v])]
-    if values.keys() == reference.keys():  # the usual case, checked at once: devices load groups in every step
+    pairs = moment_pairs(values)
+    uneven = [(m, v) for m, v in pairs if np.shape(values[m]) != np.shape(values[v])]
+    if values.keys() == reference.keys() and not uneven:  # the usual case, checked at once: devices do so in every step
         shapes = [np.shape(vector) for vector in values.values()]
         fits = shapes == [np.shape(reference[name]) for name in values] and {len(shape) for shape in shapes} == {1}
         sound = fits and (0,) not in shapes and np.isfinite(np.concatenate(list(values.values()))).all()
-        if sound and not uneven and not any((values[n] < 0).any() for n in values if kind_of(n) == "variance"):
+        if sound and not (pairs and np.concatenate([values[variance] for _, variance in pairs]).min() < 0):
             return
     missing = [name for name in reference if name not in values]
     if missing:

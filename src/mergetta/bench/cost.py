@@ -1,6 +1,7 @@
 """What adaptation costs: time, forward passes and memory, relative to a plain export of the same model.
 
-Times are interleaved: each round runs every variant once, so that a slow moment of the machine hits all of them. Memory
+Time is that of the processor, and interleaved: each round runs every variant once, so that a slow moment of the machine
+hits all of them. Memory
 is the peak resident size of a fresh process per variant. The reference, `deployed`, is the model as anyone would deploy
 it: a plain export in evaluation mode, nothing of ours, not even the normalisation of pixels.
 """
@@ -141,7 +142,7 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
         return run, lambda: count[0]
     runtime = OnnxRuntime(folder / ("int8.onnx" if variant.startswith("int8") else "model.onnx"), threads=threads)
     kind = variant.removeprefix("int8-")
-    return runtime if kind == "inference" else adapting(runtime, kind), lambda: runtime.forwarded
+    return source_of(runtime) if kind == "inference" else adapting(runtime, kind), lambda: runtime.forwarded
 
 
 def torch_variant(variant: str, model: Model, threads: int) -> Variant:
@@ -154,6 +155,11 @@ def torch_variant(variant: str, model: Model, threads: int) -> Variant:
     prompts = variant in METHODS and METHODS[variant].prompts
     runtime = PromptedRuntime(model.load()) if prompts else TorchRuntime(model.load())
     return runtime if variant == "inference" else adapting(runtime, variant), lambda: runtime.forwarded
+
+
+def source_of(runtime: Runtime) -> Predict:
+    """The source model in the adjustable graph, with what it was trained with."""
+    return lambda images: runtime(images, given=1.0)
 
 
 def create(runtime: str, variant: str, model: Model, folder: Path, threads: int) -> Variant:
@@ -217,17 +223,17 @@ def measure_model(
 def measure_times(
     runs: dict[tuple[str, str], Variant], images: np.ndarray, rounds: int, progress: Callable[[int], None]
 ) -> tuple[dict[tuple[str, str], np.ndarray], dict[tuple[str, str], float]]:
-    """Seconds per batch in every round, and forward passes per image, of every variant."""
+    """Seconds of the processor per batch in every round, and forward passes per image, of every variant."""
     times: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
     passes: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
     repeats = SINGLE if len(images) == 1 else 1
     for number in range(rounds + 1):  # the first warms up
         progress(number)
         for key, (predict, counted) in runs.items():
-            before, start = counted(), time.perf_counter()
+            before, start = counted(), time.process_time()
             for _ in range(repeats):
                 predict(images)
-            times[key].append((time.perf_counter() - start) / repeats)
+            times[key].append((time.process_time() - start) / repeats)
             passes[key].append((counted() - before) / (len(images) * repeats))
     return {k: np.array(v[1:]) for k, v in times.items()}, {k: float(np.mean(v[1:])) for k, v in passes.items()}
 
@@ -260,8 +266,8 @@ def cost_page(rows: Sequence[dict[str, Any]]) -> str:
     body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells(row)) + "</tr>" for row in rows)
     return page(
         "mergetta · cost",
-        "Time (median over interleaved rounds) and peak memory (fresh processes), relative to a plain export of the "
-        "same model in ONNX Runtime.",
+        "Processor time (median over interleaved rounds) and peak memory (fresh processes), relative to a plain export "
+        "of the same model in ONNX Runtime.",
         f"<figure>{cost_ratios(rows)}</figure><div class=scroll><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>",
     )

@@ -15,7 +15,7 @@ from rich.progress import track
 from rich.table import Table
 
 from mergetta.cli.options import Checkpoint, DeviceModel, MaybeFamily, device_runtime
-from mergetta.cli.run import parse_option
+from mergetta.cli.run import MethodOption, Mirror, parse_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,10 +48,8 @@ def command(
     ] = "mixed",
     seed: Annotated[int, typer.Option(help="Of the order.")] = 0,
     method: Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the paper's steps).")] = "race-merge",
-    option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE of the method; may be repeated.")
-    ] = None,
-    mirror: Annotated[bool, typer.Option(help="As in `run`.")] = False,
+    option: MethodOption = None,
+    mirror: Mirror = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the tables to this page.")] = None,
 ) -> None:

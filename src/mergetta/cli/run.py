@@ -20,10 +20,40 @@ if TYPE_CHECKING:
 
 LINK = ("verify_key", "ca", "device", "hub_folder", "refresh", "exclude", "exclude_own")
 """Options of what a hub gives."""
-IMAGES = (
-    "A folder of images (read in the order of their names), FILE.npz, a video file, camera:0, rtsp://…, or `-` for raw "
-    "frames on standard input."
-)
+Images = Annotated[
+    str,
+    typer.Option(
+        help="A folder of images (read in the order of their names), FILE.npz, a video file, camera:0, rtsp://…, or "
+        "`-` for raw frames on standard input."
+    ),
+]
+MethodOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", help="NAME=VALUE of the method, such as lr=0.01 of zo-merge; may be repeated."),
+]
+Mirror = Annotated[
+    bool,
+    typer.Option(
+        help="Look at the mirrored image too, as long as that changes predictions. Only where it means the same: "
+        "not for text, digits, left and right."
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(dir_okay=False, help="Predictions: JSON lines, or CSV if it ends in .csv; `-` is standard output."),
+]
+State = Annotated[Path | None, typer.Option(dir_okay=False, help="What was learnt, and how far --out has got.")]
+MaxWait = Annotated[
+    float | None,
+    typer.Option(min=0, max=3600, help="Seconds after which a batch is predicted although it is not full."),
+]
+HubFolder = Annotated[
+    Path, typer.Option(file_okay=False, help="For the hub's bundle and unsent reports; one per device.")
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(help="A domain whose experts to leave out; a hub does so if at least three tokens contributed to it."),
+]
 Token = Annotated[str | None, typer.Option(envvar="MERGETTA_TOKEN", help="What the hub knows us by.")]
 Authorities = Annotated[Path | None, typer.Option(help="Certificate authorities to trust (default: the system's).")]
 VerifyKey = Annotated[
@@ -35,35 +65,16 @@ VerifyKey = Annotated[
 def command(
     context: typer.Context,
     model: Annotated[Path, typer.Option(help="The ONNX file that `mergetta export` wrote.")],
-    images: Annotated[str, typer.Option(help=IMAGES)],
+    images: Images,
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `mergetta build` wrote.")] = None,
     hub: Annotated[str | None, typer.Option(help="Address of a hub, instead of --bundle.")] = None,
     method: Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the paper's steps).")] = "race-merge",
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", "-o", help="NAME=VALUE of the method, such as lr=0.01 of zo-merge; may be repeated."),
-    ] = None,
-    mirror: Annotated[
-        bool,
-        typer.Option(
-            help="Look at the mirrored image too, as long as that changes predictions. Only where it means the same: "
-            "not for text, digits, left and right."
-        ),
-    ] = False,
-    out: Annotated[
-        Path,
-        typer.Option(
-            dir_okay=False, help="Predictions: JSON lines, or CSV if it ends in .csv; `-` is standard output."
-        ),
-    ] = Path("predictions.jsonl"),
-    state: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="What was learnt, and how far --out has got.")
-    ] = None,
+    option: MethodOption = None,
+    mirror: Mirror = False,
+    out: Out = Path("predictions.jsonl"),
+    state: State = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
-    max_wait: Annotated[
-        float | None,
-        typer.Option(min=0, max=3600, help="Seconds after which a batch is predicted although it is not full."),
-    ] = None,
+    max_wait: MaxWait = None,
     resize: Annotated[bool, typer.Option(help="Make images of another size fit, or refuse them.")] = True,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,
@@ -71,16 +82,9 @@ def command(
     verify_key: VerifyKey = None,
     ca: Authorities = None,
     device: Annotated[str | None, typer.Option(help="What reports call this device (default: its host name).")] = None,
-    hub_folder: Annotated[
-        Path, typer.Option(file_okay=False, help="For the hub's bundle and unsent reports; one per device.")
-    ] = Path("mergetta-hub"),
+    hub_folder: HubFolder = Path("mergetta-hub"),
     refresh: Annotated[float, typer.Option(help="Seconds between two questions for a newer bundle.")] = 60,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A domain whose experts to leave out; a hub does so if at least three tokens contributed to it."
-        ),
-    ] = None,
+    exclude: Exclude = None,
     exclude_own: Annotated[bool, typer.Option(help="Leave out the experts that this token contributed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")] = False,

@@ -204,36 +204,19 @@ class HubLink:
             self._take(fetched)
 
     def _take(self, fetched: Fetched, any_age: bool = False) -> None:
-        self._check(fetched.bundle)
+        check_usable(fetched.bundle, self.groups)
         if not any_age:
-            self._check_age(fetched.bundle)
+            check_age(fetched.bundle, [cached for id in self.cache.newest_first() if (cached := self._cached(id))])
         with self._lock:
             self.cache.put(fetched.id, fetched.data)
             self._newer = fetched.bundle, fetched.id
         self._latest = fetched.id
 
-    def _check(self, bundle: Bundle) -> None:
-        try:
-            check_groups(bundle.merge(), bundle.base, "The hub's bundle")
-            if self.groups is not None:
-                check_base(bundle.base, self.groups, "The hub's bundle")
-        except MergettaError as error:
-            raise BundleRefused(str(error)) from error
-
-    def _check_age(self, bundle: Bundle) -> None:
-        """Refuse what has expired, or is older than a bundle that we had: its signature does not tell."""
-        held = [cached for id in self.cache.newest_first() if (cached := self._cached(id))]
-        if age(bundle) < max(map(age, held), default=(0, 0)):
-            raise BundleRefused("The hub's bundle is older than the one that this device has.")
-        expires = bundle.settings.get("expires")
-        if isinstance(expires, (int, float)) and expires < time.time():
-            raise BundleRefused("The hub's bundle has expired.")
-
     def _cached(self, id: str) -> Bundle | None:
         """From the cache, with the same suspicion as from the hub."""
         try:
             bundle = self.cache.get(id)
-            self._check(bundle)
+            check_usable(bundle, self.groups)
         except MergettaError:
             return None
         return bundle if bundle.family == self.family else None
@@ -274,6 +257,25 @@ class HubLink:
         if problem is not None:
             log.warning("%s", text)
             self.refused += isinstance(problem, BundleRefused)
+
+
+def check_usable(bundle: Bundle, groups: GroupValues | None) -> None:
+    """Refuse what no model could run, or not the one with these groups."""
+    try:
+        check_groups(bundle.merge(), bundle.base, "The hub's bundle")
+        if groups is not None:
+            check_base(bundle.base, groups, "The hub's bundle")
+    except MergettaError as error:
+        raise BundleRefused(str(error)) from error
+
+
+def check_age(bundle: Bundle, held: Sequence[Bundle]) -> None:
+    """Refuse what has expired, or is older than a bundle that we had: its signature does not tell."""
+    if age(bundle) < max(map(age, held), default=(0, 0)):
+        raise BundleRefused("The hub's bundle is older than the one that this device has.")
+    expires = bundle.settings.get("expires")
+    if isinstance(expires, (int, float)) and expires < time.time():
+        raise BundleRefused("The hub's bundle has expired.")
 
 
 def age(bundle: Bundle) -> tuple[int, int]:

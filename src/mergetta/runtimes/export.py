@@ -37,7 +37,7 @@ from mergetta.files import write_atomically
 from mergetta.groups import moment_pairs
 from mergetta.models.discovery import BlockOf, find_classifier, find_groups, open_batch_norms
 from mergetta.models.family import Family
-from mergetta.models.watch import Watcher, image_moments, logits_of
+from mergetta.models.watch import Watcher, logits_of, spatial_moments
 from mergetta.runtimes.home import with_home
 from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, PLAIN_FORMAT, PLAIN_OUTPUTS, VERSION, plain_path
 
@@ -148,22 +148,25 @@ class DeviceModel(nn.Module):
         values = dict(zip(self.names, groups, strict=True))
         parts = torch.split(given, [values[mean].shape[0] for mean, _ in self.pairs]) if self.pairs else ()
         shares = {id(values[mean]): part for (mean, _), part in zip(self.pairs, parts, strict=True)}
-        TRACED.append(Traced(shares, observe | (given < 1).any(), {}))
+        blend = (given < 1).any()
+        TRACED.append(Traced(shares, blend, observe | blend, images.new_zeros(images.shape[0], 1), {}))
         logits = logits_of(torch.func.functional_call(self.model, values, ((images - self.mean) / self.std,)))
         seen = TRACED.pop().seen
+        for mean, variance in self.pairs:
+            if id(values[mean]) not in seen:  # a layer that does not run shows what it would normalise with
+                square = values[variance] + values[mean] ** 2
+                seen |= {
+                    id(values[n]): v.expand(len(images), -1) for n, v in ((mean, values[mean]), (variance, square))
+                }
         none = images.new_zeros(images.shape[0], 0)
-        pairs = [
-            [seen[id(values[n])] if id(values[n]) in seen else values[n].expand(images.shape[0], -1) for n in pair]
-            for pair in self.pairs
-        ]
-        moments = [torch.cat([none, *(pair[row] for pair in pairs)], dim=1) for row in (0, 1)]
+        means, squares = (torch.cat([none, *(seen[id(values[pair[row]])] for pair in self.pairs)], 1) for row in (0, 1))
         bias = self.classifier.bias if self.classifier.bias is not None else torch.zeros(self.classifier.out_features)
-        everything = torch.cat([group.reshape(-1) for group in groups])
+        everything = torch.cat([group if group.ndim == 1 else group.reshape(-1) for group in groups])
         return (
             logits,
             self.watcher.features(),
             self.watcher.signature(),
-            torch.stack(moments, dim=1),
+            torch.stack([means, F.relu(squares - means * means)], dim=1),
             everything,
             self.classifier.weight * 1.0,  # an output of its own, not the parameter itself
             bias * 1.0,
@@ -184,19 +187,33 @@ class Traced(NamedTuple):
 
     given: dict[int, Tensor]
     """The share of what is given, (C,), by the identity of the mean group."""
+    blend: Tensor
+    """Whether anything of the batch's own is normalised with."""
     look: Tensor
-    """Whether layers look at the batch's own moments at all."""
+    """Whether layers look at the batch at all."""
+    none: Tensor
+    """(B, 1), zeros: moments that nobody looked at, broadcast."""
     seen: dict[int, Tensor]
-    """Those of each image, (B, C), by the identity of the mean or variance group that stands beside them."""
+    """Means and mean squares of each image, (B, C), by the identity of the mean or variance group beside them."""
 
 
 TRACED: list[Traced] = []
 
 
-def no_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Nothing, in the shape of `image_moments`."""
-    batch, each = x.new_zeros(x.shape[1]), x.new_zeros(x.shape[0], x.shape[1])
-    return batch, batch.clone(), each, each.clone()
+def not_looking(x: Tensor, none: Tensor) -> tuple[Tensor, Tensor]:
+    """Nothing, in the shape of `spatial_moments`."""
+    nothing = none + x.new_zeros(x.shape[1])
+    return nothing, nothing.clone()
+
+
+def blended(share: Tensor, mean: Tensor, variance: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """What is given, a share of it, and what the images of the batch have on average."""
+    own, rest = means.mean(0), 1 - share
+    return share * mean + rest * own, share * variance + rest * F.relu(squares.mean(0) - own * own)
+
+
+def given_alone(share: Tensor, mean: Tensor, variance: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    return mean.clone(), variance.clone()
 
 
 @contextlib.contextmanager
@@ -217,14 +234,14 @@ def traced_batch_norm() -> Iterator[None]:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        given, look, seen = TRACED[-1]
-        mean, variance, *own = torch.cond(look, image_moments, no_moments, (x,))
-        seen[id(running_mean)], seen[id(running_var)] = own
-        share = given[id(running_mean)]
-        mean = share * running_mean + (1 - share) * mean
-        variance = share * running_var + (1 - share) * variance
+        now = TRACED[-1]
+        seen = torch.cond(now.look, spatial_moments, not_looking, (x, now.none))
+        now.seen[id(running_mean)], now.seen[id(running_var)] = seen
+        known = now.given[id(running_mean)], running_mean, running_var
+        mean, variance = torch.cond(now.blend, blended, given_alone, (*known, *seen))
         # not `original`: under tracing that would come back here
-        return torch.batch_norm(x, weight, bias, mean, variance, False, 0.0, eps, False)
+        # times 1, because the exporter adds eps to an op's output, but not to a branch's
+        return torch.batch_norm(x, weight, bias, mean, variance * 1.0, False, 0.0, eps, False)
 
     F.batch_norm = traced  # type: ignore[assignment]
     try:

@@ -36,6 +36,7 @@ class Trials:
     def __init__(self, size: int, least: float, classes: int) -> None:
         self.size, self.least, self.classes = size, least, classes
         self.held: NDArray[np.float32] | None = None
+        self._room: NDArray[np.float32] = np.empty(0, np.float32)
         self.labels: NDArray[Any] = np.zeros(classes)
         """How often each class was predicted for those that are held."""
         self.count = 0
@@ -54,10 +55,14 @@ class Trials:
         if self.held is not None and len(self.held) == self.size:
             return
         same = self.held is not None and self.held.shape[1:] == images.shape[1:]
-        before = len(self.held) if same and self.held is not None else 0
-        parts = [self.held, images] if same and self.held is not None else [images]
-        self.held = np.concatenate(parts)[: self.size].astype(np.float32)
-        self.labels = (self.labels if same else 0) + predicted(probabilities[: len(self.held) - before])
+        kept = self.held if same and self.held is not None else images[:0]
+        new = images[: self.size - len(kept)]
+        if kept.base is not self._room:  # else there is room behind those that are held: frame by frame none is copied
+            self._room = np.empty((self.size, *images.shape[1:]), np.float32)
+            self._room[: len(kept)] = kept
+        self._room[len(kept) : len(kept) + len(new)] = new
+        self.held = self._room[: len(kept) + len(new)]
+        self.labels = (self.labels if same else 0) + predicted(probabilities[: len(new)])
         if len(self.held) == self.size and mixed(self.labels) < self.least:
             self.held = None
 
