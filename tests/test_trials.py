@@ -115,10 +115,12 @@ class TestShow:
             seen.append((len(images), candidate))
             return uncertain(images, candidate)
 
-        for portion in (5, 6):
+        for portion in (5, 6, 4, 1):
             trials.show(portion, search, predict)
-        assert seen == [(5, 0), (3, 0), (3, 1)]
-        assert (trials.count, trials.shown, trials.begun) == (1, 3, True)
+            again = trials.restored(trials.state(""), "")
+            assert (again.owed, again.shown) == (trials.owed, trials.shown)
+        assert seen == [(8, 0), (8, 1)]  # single frames wait until a pass is worth it
+        assert (trials.count, trials.owed, trials.begun) == (2, 0, True)
 
     def test_nothing_is_shown_before_there_are_enough(self) -> None:
         trials, search = trials_with(SIZE - 1), SuccessiveHalving(np.zeros(3), 0.1)

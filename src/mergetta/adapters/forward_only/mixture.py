@@ -28,14 +28,15 @@ class Mixture:
     def __init__(self, runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None) -> None:
         self.bundle = bundle
         self.normalise = normaliser_of(runtime, bundle, moments, source)
-        self._merged: tuple[bytes, dict[str, Vector]] | None = None
+        self._merged: dict[bytes, dict[str, Vector]] = {}
+        """The last two: what predicts, and what is tried."""
 
     def __call__(self, images: Array, weights: Vector, learn: bool = False) -> Output:
         """A pass over images; with `learn` they are the next ones of the stream."""
         key = weights.tobytes()
-        if self._merged is None or self._merged[0] != key:
-            self._merged = key, self.bundle.mixture(weights[:-1])
-        return self.normalise(images, self._merged[1], features_of(self.bundle.members, weights[:-1]), learn)
+        merged = self._merged.pop(key, None) or self.bundle.mixture(weights[:-1])
+        self._merged = {**dict(list(self._merged.items())[-1:]), key: merged}
+        return self.normalise(images, merged, features_of(self.bundle.members, weights[:-1]), learn)
 
     def folded(self, weights: Vector) -> Predict:
         """A pass with these weights and the moments as they are now, at the cost of a plain model."""

@@ -15,6 +15,8 @@ from mergetta.streams.classes import mixed
 from mergetta.streams.domain import predicted
 from mergetta.streams.state import Field, checked
 
+TOGETHER = 8
+"""Images that a candidate is shown in one pass, at least: single frames would cost a merge and a pass each."""
 BROKEN = 1e6
 """Mean entropy of a candidate whose predictions are no numbers: it gets no weight."""
 
@@ -43,6 +45,8 @@ class Trials:
         """How many trials are over."""
         self.shown = 0
         """How many of the images the next candidate has been shown so far."""
+        self.owed = 0
+        """How many it may be shown by now: as many as the stream has had."""
         self.tally = np.zeros(1 + classes)
         """Its sum of entropies, then of predictions: what its score, the information, is made of."""
 
@@ -69,11 +73,14 @@ class Trials:
     def show(
         self, images: int, search: SuccessiveHalving, predict: Callable[[NDArray[Any], int], NDArray[Any]]
     ) -> None:
-        """Show at most so many of the held images to the candidates whose turn it is."""
-        while self.held is not None and len(self.held) == self.size and images > 0 and not search.over:
-            part = self.held[self.shown : self.shown + images]
+        """Show the candidates whose turn it is as many of the held images as the stream has had, not one by one."""
+        if self.held is None or len(self.held) < self.size:
+            return
+        self.owed += images
+        while self.held is not None and self.owed >= min(TOGETHER, self.size - self.shown) and not search.over:
+            part = self.held[self.shown : self.shown + self.owed]
             p = predict(part, search.next)
-            images -= len(part)
+            self.owed -= len(part)
             self.shown += len(part)
             entropies = entropy_of(p).sum() if np.isfinite(p).all() else BROKEN * self.size
             self.tally = self.tally + np.append(entropies, np.nan_to_num(p).sum(axis=0))
@@ -82,7 +89,7 @@ class Trials:
             search.enter(float(entropy_of(self.tally[1:] / self.size)) - self.tally[0] / self.size)
             self.count, self.shown, self.tally = self.count + 1, 0, np.zeros_like(self.tally)
             if search.over or not search.shown:
-                self.held = None  # the next round has images of its own
+                self.held, self.owed = None, 0  # the next round has images of its own
 
     def state(self, prefix: str) -> dict[str, Any]:
         """Images are kept as bytes where nothing is lost, which is a quarter."""
@@ -94,6 +101,7 @@ class Trials:
         return {
             f"{prefix}count": self.count,
             f"{prefix}shown": self.shown,
+            f"{prefix}owed": self.owed,
             f"{prefix}labels": self.labels.copy(),
             f"{prefix}tally": self.tally.copy(),
             **held,
@@ -104,6 +112,7 @@ class Trials:
         fields = {
             "count": Field(low=0, whole=True),
             "shown": Field(low=0, whole=True),
+            "owed": Field(low=0, high=TOGETHER, whole=True),
             "labels": Field(self.labels.shape, low=0),
             "tally": Field(self.tally.shape, low=0),
         }
@@ -114,7 +123,7 @@ class Trials:
         if found["shown"] >= self.size or not held.size or len(held) > self.size:
             raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
         new = Trials(self.size, self.least, self.classes)
-        new.count, new.shown = int(found["count"]), int(found["shown"])
+        new.count, new.shown, new.owed = (int(found[name]) for name in ("count", "shown", "owed"))
         new.labels, new.tally = found["labels"], found["tally"]
         if f"{prefix}held" in state:
             stored = np.asarray(state[f"{prefix}held"])
