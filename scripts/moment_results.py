@@ -3,6 +3,7 @@
 python scripts/moment_results.py size            # ResNet-50 shape: experts and bundles in kB; a minute
 python scripts/moment_results.py truncation      # fashion-bn: error by the share of moments that a bundle leaves out
 python scripts/moment_results.py clean           # fashion-bn: clean images, with the experts of all 15 corruptions
+python scripts/moment_results.py members         # fashion-bn: 98 experts as 16 members, and each as one; 15 minutes
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mergetta import Bundle, Expert, RaceMerge, TorchRuntime, build_bundle, load_family
+from mergetta import Bundle, Expert, RaceMerge, TorchRuntime, build_bundle, load_family, train_expert
 from mergetta.adapters.forward_only.normaliser import Normaliser
 from mergetta.adapters.forward_only.zo_merge import ZOMerge
 from mergetta.bench.inputs import clean_images, place_of, target_of
@@ -27,6 +28,8 @@ from mergetta.models.resnet50 import ResNet50
 from mergetta.streams.moments import batch_moments
 
 TOLERANCES = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
+EACH = 7
+"""Experts of a domain."""
 
 
 def kilobytes(content: bytes) -> str:
@@ -90,6 +93,32 @@ def clean() -> None:
             print(f"{order}, batches of {size}: {ours.mean():.2f}, source model {source.mean():.2f}", flush=True)
 
 
+def members() -> None:
+    """Seven experts of every domain, each from 1,000 images of its own; a target has those of the other 14."""
+    suite = load_suite("fashion-bn")
+    runtime = TorchRuntime(load_family("fashion-bn"))
+    targets = {domain: target_of(suite, domain) for domain in suite.domains}
+    experts = []
+    for domain, target in targets.items():
+        for seed in range(EACH):
+            chosen = np.random.default_rng(seed).permutation(len(target.labels))[:1000]
+            images = as_input(np.asarray(target.images)[chosen])
+            experts.append(train_expert(runtime, np.split(images, 20), "roid", domain, seed, **suite.experts["roid"]))
+        print(f"experts of {domain} are made", flush=True)
+    errors: dict[int, list[float]] = {16: [], EACH * len(targets): []}
+    for domain, target in targets.items():
+        pool = [expert for expert in experts if expert.domain != domain]
+        for most, found in errors.items():
+            adapter = RaceMerge(runtime, build_bundle(runtime.groups, pool, members=most, family=runtime.family))
+            wrong = [adapter.predict(images).argmax(axis=1) != labels for images, labels in target.stream(0, 64)]
+            found.append(100 * float(np.mean(np.concatenate(wrong))))
+        print(
+            f"{domain}: " + ", ".join(f"at most {most} members {found[-1]:.1f}" for most, found in errors.items()),
+            flush=True,
+        )
+    print("average: " + ", ".join(f"at most {most} members {np.mean(found):.2f}" for most, found in errors.items()))
+
+
 def error(runtime: TorchRuntime, bundle: Bundle, domain: str, learn: bool) -> float:
     adapter = ZOMerge(runtime, bundle, normalise=Normaliser.of_bundle(runtime, bundle))
     wrong = [
@@ -100,4 +129,4 @@ def error(runtime: TorchRuntime, bundle: Bundle, domain: str, learn: bool) -> fl
 
 
 if __name__ == "__main__":
-    {"size": size, "truncation": truncation, "clean": clean}[sys.argv[1]]()
+    {"size": size, "truncation": truncation, "clean": clean, "members": members}[sys.argv[1]]()
