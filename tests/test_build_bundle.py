@@ -102,6 +102,22 @@ def test_factors_agree_with_the_definition_to_1e6(pool: dict) -> None:
     np.testing.assert_allclose(np.linalg.norm(factors.coordinates, axis=0), sigma, atol=1e-9)
 
 
+def test_a_matrix_that_lapack_cannot_factorise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as 98 experts' residuals of rank 45 in 64 channels; its transpose can be."""
+    tasks = np.random.default_rng(0).normal(size=(9, 3)) @ np.random.default_rng(1).normal(size=(3, 6))
+    expected, original = factorise(tasks), np.linalg.svd
+
+    def stubborn(matrix: np.ndarray, **options: bool) -> tuple[np.ndarray, ...]:
+        if len(matrix) == 9:
+            raise np.linalg.LinAlgError("SVD did not converge")
+        return original(matrix, **options)
+
+    monkeypatch.setattr(np.linalg, "svd", stubborn)
+    found = factorise(tasks)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 6), st.floats(0.01, 1.0), st.integers(0, 2**32))
 def test_trim_on_small_vectors(size: int, rows: int, keep: float, seed: int) -> None:

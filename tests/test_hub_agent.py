@@ -16,6 +16,7 @@ from mergetta import MergettaError, ZOMerge, build_bundle
 from mergetta.adapters.base import ADAPTING, SETTLED
 from mergetta.adapters.wrappers.governed import Governed
 from mergetta.device import agent as agent_module
+from mergetta.device import hub_link
 from mergetta.device.agent import Agent
 from mergetta.device.hub_client import HubClient
 from mergetta.device.hub_link import HubLink
@@ -122,7 +123,7 @@ class TestAgent:
         def arm(it: HubLink, agent: Agent) -> None:
             match place:
                 case "before the bundle is cached":
-                    kill_after(it, "_check")
+                    kill_after(hub_link, "check_usable")
                 case "bundle cached":
                     kill_after(it.cache, "put")
                 case "bundle taken":

@@ -23,11 +23,20 @@ class LowRank(NamedTuple):
 
 def factorise(tasks: Matrix) -> LowRank:
     """SVD of the task matrix (M, D)."""
-    left, sigma, right = np.linalg.svd(tasks, full_matrices=False)
+    left, sigma, right = svd(tasks)
     rank = int(np.count_nonzero(sigma > sigma.max(initial=0.0) * max(tasks.shape) * np.finfo(sigma.dtype).eps))
     left, sigma, right = left[:, :rank], sigma[:rank], right[:rank]
     sign = signs(right)
     return LowRank(left * sigma * sign, right * sign[:, None], sigma**2)
+
+
+def svd(tasks: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+    """LAPACK's divide and conquer does not converge for some matrices of low rank, but does for their transposes."""
+    try:
+        return np.linalg.svd(tasks, full_matrices=False)
+    except np.linalg.LinAlgError:
+        right, sigma, left = np.linalg.svd(tasks.T, full_matrices=False)
+        return left.T, sigma, right.T
 
 
 def signs(directions: Matrix) -> Matrix:
