@@ -15,7 +15,7 @@ from mergetta.bench.figures import ACCENT, INK
 from mergetta.bench.fleet import Moment, listed, write_fleet
 from mergetta.bench.inputs import clean_images, family_of, place_of, target_of
 from mergetta.bench.keys import cell_key, expert_key
-from mergetta.bench.online import online
+from mergetta.bench.online import labels_of, online
 from mergetta.bench.pools import make_expert, pool
 from mergetta.bench.protocol import create, run_cell, stored
 from mergetta.bench.report import write_report
@@ -308,6 +308,21 @@ def test_a_record_keeps_the_last_predictions(tmp_path: Path) -> None:
     truth = target_of(suite, "fog").labels[target_of(suite, "fog").indices(0, "mixed")]
     wrong = np.count_nonzero(np.array(record["predicted"]) != truth[-200:])
     assert len(record["predicted"]) == 200 and record["wrong"][-1] <= wrong <= sum(record["wrong"])
+
+
+def test_the_last_pass_of_a_long_stream_is_shown(tmp_path: Path) -> None:
+    suite = load_suite("fashion-bn").restricted(methods=["source"], samples=300).with_streams(passes=2)
+    record = run_cell(suite, Cell("source", None, "gaussian_noise", 0), Store(tmp_path))
+    (outcome,) = outcomes(suite, ["gaussian_noise"], [record, {**record, "method": "race-merge"}])
+    wrong = np.count_nonzero(outcome.before != outcome.labels)
+    assert 100 * wrong / 200 == pytest.approx(record["passes"][1], abs=8)
+    assert len(outcome.images) == 200
+
+
+def test_logits_that_are_none(tmp_path: Path) -> None:
+    assert labels_of(np.array([[0.0, 1.0], [np.nan, 1.0]]), (2, 2), "m").tolist() == [1, -1]
+    with pytest.raises(MergettaError, match=r"m must give a logit per image and class, \(3, 2\), not \(2, 2\)"):
+        labels_of(np.zeros((2, 2)), (3, 2), "m")
 
 
 @pytest.mark.parametrize(

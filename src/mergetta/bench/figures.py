@@ -97,7 +97,7 @@ def all_figures(records: Sequence[Record]) -> dict[str, str]:
             records, table.methods
         ),
     }
-    if any("ranks" in record for record in records):
+    if any("ranks" in record and record["settings"]["adapter"] == "zo-merge" for record in records):
         figures["Coefficients that zo-merge tunes in each group, mean over domains, in the order of the network."] = (
             ranks(records)
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mergetta.adapters import find_method
 from mergetta.adapters.base import Adapter
@@ -17,6 +18,7 @@ from mergetta.bench.cells import Cell
 from mergetta.bench.inputs import source_of, target_stream
 from mergetta.bench.suite import Suite
 from mergetta.bundle import Bundle
+from mergetta.errors import MergettaError
 from mergetta.runtimes.onnx_runtime import OnnxRuntime
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
@@ -46,7 +48,7 @@ def online(
         logits = viewed.predict(images)
         seconds += time.perf_counter() - start
         after(images)
-        predicted = to_numpy(logits).argmax(axis=1)
+        predicted = labels_of(to_numpy(logits), (len(labels), len(runtime.classifier.bias)), cell.method)
         kept.extend(predicted.tolist())
         wrong.append(int(np.count_nonzero(predicted != labels)))
         sizes.append(len(labels))
@@ -83,6 +85,13 @@ def online(
         record["dimension"] = bundle.dimension
         record["ranks"] = {name: len(w) if name in bundle.moving else 0 for name, w in bundle.coefficients.items()}
     return record
+
+
+def labels_of(logits: NDArray[Any], shape: tuple[int, int], method: str) -> NDArray[Any]:
+    """What is predicted; −1, which is always wrong, where logits are no numbers."""
+    if logits.shape != shape:
+        raise MergettaError(f"{method} must give a logit per image and class, {shape}, not {logits.shape}.")
+    return np.where(np.isnan(logits).any(axis=1), -1, logits.argmax(axis=1))
 
 
 def by_pass(wrong: Sequence[int], sizes: Sequence[int], samples: int) -> list[float]:

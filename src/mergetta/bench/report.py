@@ -56,8 +56,8 @@ pre { overflow-x: auto; background: var(--soft); padding: 1rem; border-radius: 6
 
 
 PROTOCOL = """Each target domain starts from the source model and has the experts of all domains but its own, unless the
-description names a continual run or folds; one pass over the stream; a batch is predicted before or while it is adapted
-on, never after. All methods see the same stream for a seed."""
+description names a continual run or folds; one pass over the stream, unless it names more; a batch is predicted before
+or while it is adapted on, never after. All methods see the same stream for a seed."""
 
 
 def write_report(

@@ -75,14 +75,16 @@ def strip(suite: Suite, domains: Sequence[str]) -> str:
 
 
 def outcomes(suite: Suite, domains: Sequence[str], records: Sequence[Record]) -> Iterator[Outcome]:
-    """Of each domain, for the first seed."""
+    """Of each domain, for the first seed, in the last pass."""
+    last = suite.passes - 1
     found = {(r["domain"], r["method"]): r for r in reversed(records) if r.get("predicted")}
     for domain in domains:
         if (domain, SOURCE) not in found or (domain, OURS) not in found:
             continue
-        record, target = found[domain, OURS], target_of(suite, domain)
+        record, target = found[domain, OURS], target_of(suite, domain, last)
         before, after = (np.array(found[domain, method]["predicted"]) for method in (SOURCE, OURS))
-        images = target.indices(record["seed"], suite.order)[: record["samples"]][-len(after) :]
+        seen = record["samples"] - last * suite.samples
+        images = target.indices(record["seed"], suite.order, last)[: max(seen, 0)][-len(after) :]
         if len(before) == len(after) == len(images):
             yield Outcome(domain, images, before, after, target.labels[images])
 
@@ -117,7 +119,7 @@ def chosen(suite: Suite, found: Sequence[Outcome]) -> list[Shown]:
                 place = min(left[each.domain], key=lambda i: (each.images[i] in taken, seen[int(each.labels[i])]))
                 left[each.domain].remove(place)
                 taken.add(int(each.images[place]))
-                (pixels,) = target_of(suite, each.domain).images[each.images[[place]]]
+                (pixels,) = target_of(suite, each.domain, suite.passes - 1).images[each.images[[place]]]
                 shown.append(Shown(each.domain, pixels, int(each.before[place]), int(each.labels[place])))
     return shown
 
