@@ -4,7 +4,6 @@ python scripts/hub_results.py load      # requests per second, latency at half t
 python scripts/hub_results.py polls     # conditional polls by 20,000 devices with a token each; half a minute
 python scripts/hub_results.py flood     # too many bodies, headers, connections, mistakes: memory and health; 1 minute
 python scripts/hub_results.py scale     # one more expert among 10 … 10,000 at the size of ViT-B/16; 10 minutes, 2 GB
-python scripts/hub_results.py poison    # 3 poisoned experts of 15, with and without screening: the fleet's error
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -365,66 +363,5 @@ def scale(most: str = "10000", tokens: str = "100") -> None:
             )
 
 
-def poison() -> None:
-    from mergetta.bench.inputs import target_of
-    from mergetta.bench.pools import make_expert
-    from mergetta.bench.store import Store as Results
-    from mergetta.bench.store import default_cache
-    from mergetta.bench.suite import load_suite
-
-    suite = load_suite("fashion-bn").restricted(samples=2000)
-    runtime = TorchRuntime(load_family("fashion-bn"))
-    results = Results(Path(default_cache()))
-    experts = {domain: make_expert(suite, "roid", domain, 0, results) for domain in suite.domains}
-    base, rng = runtime.groups, np.random.default_rng(0)
-
-    def changed(expert: Expert, how: str) -> Expert:
-        task = {name: vector - base[name] for name, vector in expert.groups.items()}
-        length = np.sqrt(sum(float(np.vdot(v, v)) for v in task.values()))
-        noise = {name: rng.normal(size=v.shape) for name, v in task.items()}
-        scale = length / np.sqrt(sum(float(np.vdot(v, v)) for v in noise.values()))
-        moved = {
-            "flipped": {name: -v for name, v in task.items()},
-            "blown up": {name: 20 * v for name, v in task.items()},
-            "random": {name: scale * v for name, v in noise.items()},
-        }[how]
-        groups = {**expert.groups, **{name: base[name] + moved[name] for name in learnable(base)}}
-        return replace(expert, groups=groups)
-
-    poisoned = dict(zip(("snow", "jpeg_compression", "defocus_blur"), ("flipped", "blown up", "random"), strict=True))
-    attacked = {d: changed(e, poisoned[d]) if d in poisoned else e for d, e in experts.items()}
-    pools = {
-        "clean pool": (experts, True),
-        "3 of 15 poisoned, screened": (attacked, True),
-        "3 of 15 poisoned, not screened": (attacked, False),
-        "the 12 honest ones alone": ({d: e for d, e in experts.items() if d not in poisoned}, True),
-    }
-    for name, (pool, screened) in pools.items():
-        errors, quarantined = [], set()
-        for target in suite.domains:
-            with tempfile.TemporaryDirectory() as folder:
-                settings = HubSettings.in_folder(Path(folder), screen=screened)
-                store = Store(settings.database, settings.blobs)
-                store.put_family(FamilyFile.of_runtime(runtime).to_bytes(), runtime.family)
-                for domain, expert in pool.items():
-                    if domain != target:
-                        store.add_expert(runtime.family, expert.to_bytes(), "t")
-                Builder(store, settings).build_all()
-                current = store.current(runtime.family, Variant())
-                assert current is not None
-                merged = Bundle.from_bytes(store.blob(current.id)).merge()
-                quarantined |= {e.domain for e in store.experts(runtime.family, ("quarantined",))}
-                store.close()
-            wrong = images = 0
-            for batch, labels in target_of(suite, target).stream(0, suite.batch_size):
-                wrong += int(np.count_nonzero(np.argmax(runtime(batch, merged).logits, axis=1) != labels))
-                images += len(labels)
-            errors.append(100 * wrong / images)
-        print(
-            f"{name}: error {np.mean(errors):.2f} % over {len(errors)} domains; quarantined: {sorted(quarantined)}",
-            flush=True,
-        )
-
-
 if __name__ == "__main__":
-    {"load": load, "polls": polls, "flood": flood, "scale": scale, "poison": poison}[sys.argv[1]](*sys.argv[2:])
+    {"load": load, "polls": polls, "flood": flood, "scale": scale}[sys.argv[1]](*sys.argv[2:])

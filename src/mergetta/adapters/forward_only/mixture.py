@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,12 @@ class Mixture:
     def __init__(self, runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None) -> None:
         self.bundle = bundle
         self.normalise = normaliser_of(runtime, bundle, moments, source)
-        self._merged: dict[bytes, dict[str, Vector]] = {}
-        """The last two: what predicts, and what is tried."""
+        self._merged = lru_cache(2)(lambda weights: bundle.mixture(np.frombuffer(weights)[:-1]))
+        """Of the last two: what predicts, and what is tried."""
 
     def __call__(self, images: Array, weights: Vector, learn: bool = False) -> Output:
         """A pass over images; with `learn` they are the next ones of the stream."""
-        key = weights.tobytes()
-        merged = self._merged.pop(key, None) or self.bundle.mixture(weights[:-1])
-        self._merged = {**dict(list(self._merged.items())[-1:]), key: merged}
+        merged = self._merged(np.asarray(weights, dtype=np.float64).tobytes())
         return self.normalise(images, merged, features_of(self.bundle.members, weights[:-1]), learn)
 
     def folded(self, weights: Vector) -> Predict:
