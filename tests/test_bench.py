@@ -17,7 +17,7 @@ from mergetta.bench.inputs import clean_images, family_of, place_of, target_of
 from mergetta.bench.keys import cell_key, expert_key
 from mergetta.bench.online import labels_of, online
 from mergetta.bench.pools import make_expert, pool
-from mergetta.bench.protocol import create, run_cell, stored
+from mergetta.bench.protocol import create, run_cell, stored, wrapped
 from mergetta.bench.report import write_report
 from mergetta.bench.runner import cells_of, run_suite
 from mergetta.bench.showcase import chosen, outcomes, showcase
@@ -350,18 +350,19 @@ def test_bad_suites(text: str, sentence: str, tmp_path: Path) -> None:
 
 
 def test_mirrored_predictions_by_hand() -> None:
-    suite = load_suite("fashion-bn").restricted(methods=["bn-stats-mirror"], samples=40)
-    cell = Cell("bn-stats-mirror", None, "fog", 0)
+    suite = load_suite("fashion-bn").restricted(methods=["bn-stats+mirror"], samples=40)
+    cell = Cell("bn-stats+mirror", None, "fog", 0)
     (images, labels), runtime = next(iter(target_of(suite, "fog").stream(0, 200))), TorchRuntime(family_of(suite))
     views = [runtime(view).logits for view in (images, images[:, :, :, ::-1])]
     p = sum(np.exp(v) / np.exp(v).sum(axis=1, keepdims=True) for v in views)
-    record = online(suite, cell, create_adapter("bn-stats", runtime), runtime)
+    adapter = create_adapter("bn-stats", runtime)
+    record = online(suite, cell, adapter, runtime, wrapped=wrapped(suite.methods[cell.method], adapter))
     assert record["wrong"] == [np.count_nonzero(p.argmax(axis=1) != labels)]
     assert record["forwards"] == 2
 
 
 def test_both_views_of_back_propagation_are_returned_alike() -> None:
-    suite = load_suite("fashion-bn").restricted(methods=["roid-mirror"], samples=40)
+    suite = load_suite("fashion-bn").restricted(methods=["roid+mirror"], samples=40)
     runtime = TorchRuntime(family_of(suite))
     images, _ = next(iter(target_of(suite, "fog").stream(0, 40)))
     adapter = create_adapter("roid", runtime, lr=0.0)
@@ -369,7 +370,7 @@ def test_both_views_of_back_propagation_are_returned_alike() -> None:
 
 
 def test_a_mirrored_method_is_not_what_makes_an_expert() -> None:
-    suite = load_suite("fashion-bn").restricted(methods=["roid-mirror"])
+    suite = load_suite("fashion-bn").restricted(methods=["roid+mirror"])
     assert same_run(suite, "roid", "fog", 0) is None
 
 

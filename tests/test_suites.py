@@ -191,7 +191,7 @@ def test_forward_only_methods_on_the_model_of_a_device() -> None:
     suite = load_suite("fashion-vit").on("int8").restricted(methods=["all"])
     moved = {name for name, settings in suite.methods.items() if settings.runtime == "int8"}
     assert {"source", "cola", "race-merge", "zoa"} <= moved
-    assert not moved & {"roid", "tent", "foa", "fozo", "roid-mirror"}  # gradients, prompts: no such model has them
+    assert not moved & {"roid", "tent", "foa", "fozo"}  # gradients, prompts: no such model has them
     assert load_suite("fashion-bn").on("onnx").peers["adabn"].runtime == "onnx"  # moments are an output of it
     with pytest.raises(ValueError, match="PyTorch's runtime"):
         MethodSettings(adapter="foa", runtime="int8")

@@ -31,6 +31,8 @@ class Status:
     """How often it went back to where it started, or to the source model."""
     normalises: str = ""
     """What BatchNorm normalises with."""
+    runs: float | None = None
+    """How likely classes come in runs, where that is asked (`wrappers/filtered.py`)."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of each member of the bundle, and of the source model."""
     loss: float | None = None
@@ -74,6 +76,42 @@ class Adapter(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`; a state that does not fit changes nothing."""
+
+
+class Wrapper(Adapter):
+    """An adapter around an adapter. What the wrapper itself knows of a domain is `clear`ed when that changes."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter.runtime)
+        self.adapter = adapter
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Nothing is known of the domain."""
+
+    def reset(self) -> None:
+        self.adapter.reset()
+        self.clear()
+
+    def _predict(self, images: Array) -> Array:
+        """What the adapter predicts; in a new domain, nothing is known."""
+        shifts = self.adapter.status().shifts
+        logits = self.adapter.predict(images)
+        if self.adapter.status().shifts != shifts:
+            self.clear()
+        return logits
+
+    def look(self, images: Array) -> Array:
+        return self.adapter.look(images)
+
+    def swap(self, bundle: Bundle) -> bool:
+        return self.adapter.swap(bundle)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f"adapter/{name}": value for name, value in self.adapter.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.adapter.load_state_dict(part(state, "adapter/"))
 
 
 def entry(state: Mapping[str, Any], name: str) -> Any:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from mergetta.adapters import find_method
 from mergetta.adapters.base import Adapter
-from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.arrays import Array, to_numpy
 from mergetta.bench.cells import Cell
 from mergetta.bench.inputs import source_of, target_stream
@@ -34,18 +33,21 @@ def online(
     adapter: Adapter,
     runtime: TorchRuntime | OnnxRuntime,
     after: Callable[[Array], None] = lambda images: None,
+    wrapped: Adapter | None = None,
 ) -> dict[str, Any]:
-    """The record of a target's stream: each batch predicted as it comes. `after` sees each batch, untimed."""
+    """The record of a target's stream: each batch predicted as it comes. `after` sees each batch, untimed; `wrapped` is
+    the adapter with what is around it.
+    """
     wrong: list[int] = []
     sizes: list[int] = []
     kept: deque[int] = deque(maxlen=KEPT)
     seconds = 0.0
     runtime.forwarded = 0
     skipped = getattr(adapter, "skipped", 0)
-    viewed = Mirrored(adapter) if suite.methods[cell.method].mirror else adapter
+    whole = wrapped or adapter
     for images, labels in target_stream(suite, cell.domain, cell.seed):
         start = time.perf_counter()
-        logits = viewed.predict(images)
+        logits = whole.predict(images)
         seconds += time.perf_counter() - start
         after(images)
         predicted = labels_of(to_numpy(logits), (len(labels), len(runtime.classifier.bias)), cell.method)

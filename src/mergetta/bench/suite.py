@@ -48,6 +48,8 @@ class MethodSettings(BaseModel):
     """How the model runs on the device; by default in PyTorch."""
     mirror: Literal[True] | None = None
     """Average its predictions with those for the mirrored images: what that alone is worth."""
+    runs: Literal[True] | None = None
+    """Filter its predictions over time where classes come in runs (`adapters/wrappers/filtered.py`)."""
     pool: int | None = Field(default=None, gt=0)
     """How many experts it is given: of the other domains in random order, then again by other devices (seeds)."""
 
@@ -213,9 +215,14 @@ class Suite(BaseModel):
         return self.model_copy(update={k: {name: moved(m) for name, m in table.items()} for k, table in tables.items()})
 
     def _known(self, name: str, table: dict[str, MethodSettings]) -> MethodSettings:
-        if name not in table:
-            raise MergettaError(f"The suite {self.name} has no method {name!r}; choose from {', '.join(table)}.")
-        return table[name]
+        """A method by name; NAME+mirror and NAME+runs are any method with that wrapper around it."""
+        plain, *wrappers = name.split("+")
+        if plain not in table or not {"mirror", "runs"}.issuperset(wrappers):
+            raise MergettaError(
+                f"The suite {self.name} has no method {name!r}; choose from {', '.join(table)}, each with +mirror or "
+                "+runs if you like."
+            )
+        return table[plain].model_copy(update=dict.fromkeys(wrappers, True))
 
 
 def at_least_one(name: str, value: int) -> int:

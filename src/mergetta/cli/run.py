@@ -38,6 +38,13 @@ Mirror = Annotated[
         "not for text, digits, left and right."
     ),
 ]
+Runs = Annotated[
+    bool,
+    typer.Option(
+        help="Where the stream shows that classes come in runs, let the images before an image count. Images must come "
+        "in their order in time."
+    ),
+]
 Out = Annotated[
     Path,
     typer.Option(dir_okay=False, help="Predictions: JSON lines, or CSV if it ends in .csv; `-` is standard output."),
@@ -71,6 +78,7 @@ def command(
     method: Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the paper's steps).")] = "race-merge",
     option: MethodOption = None,
     mirror: Mirror = False,
+    runs: Runs = True,
     out: Out = Path("predictions.jsonl"),
     state: State = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
@@ -105,7 +113,7 @@ def command(
     }  # fmt: skip
     with Device(
         model, bundle, hub, method=method, options=dict(parse_option(text) for text in option or ()), mirror=mirror,
-        threads=threads, resize=resize, state=state, out=out, **(connection if hub else {}),
+        runs=runs, threads=threads, resize=resize, state=state, out=out, **(connection if hub else {}),
     ) as running:  # fmt: skip
         agent = running.agent
         assert agent.predictions is not None
@@ -137,7 +145,8 @@ def report(summary: Summary, out: Path, json: bool, interrupted: bool) -> None:
         f"{'interrupted: ' if interrupted else ''}{out}: {summary.images} images ({summary.bad} bad), "
         f"{summary.milliseconds:.1f} ms and {summary.forwards:.2f} forward passes per image, "
         f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks, {summary.state}; "
-        f"bundle {summary.bundle[:12]}{generation}; normalised with {summary.normalises}{heaviest(summary.weights)}"
+        f"bundle {summary.bundle[:12]}{generation}; normalised with {summary.normalises}{in_runs(summary)}"
+        f"{heaviest(summary.weights)}"
     )
     facts = {**dataclasses.asdict(summary), "interrupted": interrupted}
     typer.echo(json_format.dumps(facts) if json else text, err=str(out) == "-")
@@ -154,6 +163,11 @@ def parse_option(text: str) -> tuple[str, Any]:
     return name.replace("-", "_"), value
 
 
+def in_runs(summary: Summary) -> str:
+    """Whether the images before an image count."""
+    return "; classes come in runs" if summary.runs is not None and summary.runs > 0.5 else ""
+
+
 def heaviest(weights: Mapping[str, float]) -> str:
     """The members that count most."""
     ranked = sorted(weights.items(), key=lambda item: -item[1])[:3]
@@ -168,7 +182,7 @@ def follow(agent: Agent, batches: Iterable[list[Item]], quiet: bool) -> None:
                 f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
                 f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks · "
                 f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · normalised with "
-                f"{summary.normalises}{heaviest(summary.weights)} · {memory()}"
+                f"{summary.normalises}{in_runs(summary)}{heaviest(summary.weights)} · {memory()}"
             )
 
 

@@ -52,6 +52,8 @@ class Summary:
     generation: int = 0
     """Of the bundle, as its hub counts them; 0 if it comes from no hub."""
     normalises: str = ""
+    runs: float | None = None
+    """How likely classes come in runs."""
     weights: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -190,7 +192,7 @@ class Agent:
     def _report(self, link: HubLink) -> None:
         """Counts and norms; never an image, nor what was predicted for one."""
         status, report = self.adapter.status(), dataclasses.asdict(self.summary())
-        for name in ("normalises", "milliseconds", "generation"):  # for people beside the device
+        for name in ("normalises", "milliseconds", "generation", "runs"):  # for people beside the device
             del report[name]
         report["entropy"] = finite(self.entropy)
         report["loss"] = None if status.loss is None else finite(status.loss)
@@ -225,6 +227,7 @@ class Agent:
             bundle=self.bundle,
             generation=self.generation,
             normalises=status.normalises,
+            runs=status.runs,
             weights=status.weights,
         )
 

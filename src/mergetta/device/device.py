@@ -40,6 +40,8 @@ class Device:
         Of the method, by name, as `mergetta run --option` takes them.
     mirror
         Whether mirrored images are looked at too.
+    runs
+        Whether predictions are filtered over time where classes come in runs. Frames must come in their order in time.
     threads
         Per operator of ONNX Runtime (default: its own choice).
     resize
@@ -68,6 +70,7 @@ class Device:
         method: str = "race-merge",
         options: Mapping[str, Any] | None = None,
         mirror: bool = False,
+        runs: bool = True,
         threads: int | None = None,
         resize: bool = True,
         state: str | Path | None = None,
@@ -92,7 +95,7 @@ class Device:
                 merged = link.start(bundle_of(state) if state else None)
             else:
                 merged = bundle if isinstance(bundle, Bundle) else Bundle.load(str(bundle), runtime.family)
-            adapter = create(method, runtime, merged, options or {}, mirror)
+            adapter = create(method, runtime, merged, options or {}, mirror, runs)
             id = link.id if link else merged.digest
             self.agent = Agent(adapter, id, self.classes, out, state, link, generation=generation_of(merged))
             stack.callback(self.agent.close)

@@ -9,6 +9,7 @@ from mergetta.adapters import accepted_options, check_options, create_adapter
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.normaliser import Normaliser
 from mergetta.adapters.forward_only.zo_merge import ZOMerge
+from mergetta.adapters.wrappers.filtered import Filtered
 from mergetta.adapters.wrappers.governed import Governed
 from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.bundle import Bundle
@@ -44,8 +45,10 @@ def zo_merge(runtime: OnnxRuntime, bundle: Bundle, options: Options) -> Adapter:
 METHODS: dict[str, Callable[[OnnxRuntime, Bundle, Options], Adapter]] = {"race-merge": race_merge, "zo-merge": zo_merge}
 
 
-def create(method: str, runtime: OnnxRuntime, bundle: Bundle, options: Options, mirror: bool = False) -> Adapter:
-    """A method by name; with `mirror`, of two views of each image."""
+def create(
+    method: str, runtime: OnnxRuntime, bundle: Bundle, options: Options, mirror: bool = False, runs: bool = True
+) -> Adapter:
+    """A method by name; with `mirror`, of two views of each image; with `runs`, filtered where classes come in runs."""
     if method not in METHODS:
         raise MergettaError(f"A device runs {' or '.join(METHODS)}, not {method!r}.")
     reserved = {"bundle", "source", "normalise", "settings", "keep_history"} & set(options)
@@ -57,4 +60,5 @@ def create(method: str, runtime: OnnxRuntime, bundle: Bundle, options: Options, 
         raise
     except (TypeError, ValueError) as error:
         raise MergettaError(f"An option of {method} has a wrong value: {error}.") from error
-    return Mirrored(adapter) if mirror else adapter
+    adapter = Mirrored(adapter) if mirror else adapter
+    return Filtered(adapter) if runs else adapter
