@@ -226,6 +226,19 @@ def test_a_state_of_other_experts_is_refused(evenly: np.ndarray) -> None:
         one.load_state_dict({"trials.count": 0, "trials.shown": 0})
 
 
+def test_a_contributor_gains_nothing_by_many_uploads(evenly: np.ndarray) -> None:
+    """Neither in the members' mean and its multiples, nor by claiming the stream's own signature several times."""
+    runtime, claimed = Confidence(), np.array([[0.0], [1.0]])
+    experts = [expert(value, claimed) for value in (1.2, 1.5, 2.0, 2.5)]
+    for names, share in (["a", "b", "b", "b"], 1 / 2), (["a", "b", "c", "d"], 3 / 4):
+        bundle = build_bundle(runtime.groups, experts, contributors=names)
+        adapter = RaceMerge(runtime, bundle, held=2 * len(evenly))
+        for candidate in (adapter.mean, *adapter.multiples):
+            assert candidate[1:4].sum() == pytest.approx(share * candidate.sum())
+        adapter.predict(evenly)
+        assert adapter.weights[1:4].sum() / adapter.weights[:4].sum() == pytest.approx(share)
+
+
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("size", [48, 16])
 def test_passes(batch_norm: bool, size: int, evenly: np.ndarray) -> None:
