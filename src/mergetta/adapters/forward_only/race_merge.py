@@ -62,6 +62,10 @@ class RaceSettings:
     """Whether the first mixture, and who is tried first, goes by similarity."""
     probe: bool = True
     """Whether there is a race."""
+    eager: bool = True
+    """Whether half of the candidates of a new domain are tried at once, by up to eight further passes: until then it is
+    a first mixture that nothing has tested, and that whoever copies a signature has a part in. The others wait until
+    more is known of the moments."""
     halving: bool = True
     """Whether the better half is tried again, on other images."""
     scale: bool = True
@@ -102,7 +106,7 @@ class RaceMerge(Adapter):
     At most two forward passes per image. When settled it rests: one pass of a plain model, with norm layers folded into
     the convolutions (`Runtime.folded`), until the signature moves a little, by a drift or a run of one class; then
     moments follow the stream again. When it jumps, over at least 64 images, all starts anew. (Of a new domain the first
-    batch, and large ones, take a few more passes.)
+    64 images, and large batches, take a few more passes.)
 
     Parameters
     ----------
@@ -178,7 +182,7 @@ class RaceMerge(Adapter):
     def _race(self, candidates: Sequence[Vector] | NDArray[Any], trials: Trials | None = None) -> Race:
         """A new one, on images of its own unless some are held already."""
         chosen = self.settings
-        trials = trials or Trials(chosen.held, chosen.mixed, self.classes)
+        trials = trials or Trials(chosen.held, chosen.mixed, self.classes, chosen.eager)
         return Race(trials, candidates, chosen.caution, chosen.temperature, None if chosen.halving else 1)
 
     @property
