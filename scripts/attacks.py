@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mergetta import Bundle, Expert, RaceMerge, TorchRuntime, load_family
+from mergetta import Bundle, Expert, MergettaError, RaceMerge, TorchRuntime, build_bundle, load_family
 from mergetta.bench.inputs import target_of, training_of
 from mergetta.bench.pools import make_expert
 from mergetta.bench.store import Store as Results
@@ -168,11 +168,9 @@ def attacks() -> Iterator[tuple[str, Attack, bool]]:
         each(h, "honest"), each([far_moments(h[i], 3.0, f"evil-{i}") for i in range(6)], "evil")
     ], True  # fmt: skip
     yield "a small clean pool: 4 tokens", lambda h, a, v: [each(h[::4], "honest")], True
-    yield (
-        "own: 12 crafted by a fifth token",
-        lambda h, a, v: [each(h[::4], "honest"), one(a.uploads(12, v), "evil")],
-        True,
-    )
+    yield "own: 12 crafted by a fifth token", lambda h, a, v: [
+        each(h[::4], "honest"), one(a.uploads(12, v), "evil")
+    ], True  # fmt: skip
 
 
 def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle, dict[str, int], dict[str, int]]:
@@ -213,15 +211,23 @@ def errors(bundle: Bundle, target: str) -> tuple[float, float]:
     return 100 * float(np.concatenate(wrong).mean()), 100 * float(np.concatenate(online).mean())
 
 
-def false_base() -> None:
-    """Registering is for administrators; and a contributor compares before it uploads anything."""
+def false_base(honest: Sequence[Expert]) -> str:
+    """A row of the table: clients compare the registered base with their own before they upload anything, and a device
+    refuses a bundle of another base. (That only administrators register is `tests/test_hub_trust.py`.)
+    """
     rng = np.random.default_rng(0)
     wrong = {n: v + 0.5 * np.abs(v).mean() * rng.normal(size=v.size).astype(np.float32) for n, v in BASE.items()}
     wrong |= {n: np.abs(v) for n, v in wrong.items() if n.endswith("running_var")}
-    try:
-        FamilyFile(RUNTIME.family, wrong).check_base(BASE)
-    except Exception as error:
-        print(f"false base: refused by honest clients ({error})")
+    for refused in (
+        lambda: FamilyFile(RUNTIME.family, wrong).check_base(BASE),
+        lambda: RaceMerge(RUNTIME, build_bundle(wrong, honest)),
+    ):
+        try:
+            refused()
+        except MergettaError:
+            continue
+        raise AssertionError("a false base was taken")
+    return f"| false base | 0 / {len(honest)} | refused by clients and by devices | – | – |"
 
 
 def main(wanted: str = "") -> None:
@@ -234,12 +240,12 @@ def main(wanted: str = "") -> None:
         for target in TARGETS
     ]  # fmt: skip
     print(f"source model: {np.mean(plain):.1f}")
-    false_base()
     pools = {target: [e for domain, e in experts.items() if domain != target] for target in TARGETS}
     attackers = {target: Attacker(pool) for target, pool in pools.items()}
     crafted = {target: attacker.craft() for target, attacker in attackers.items()}
     print("| attack | honest active / out | evil active / quarantined / waiting | merge | device |")
     print("|---|---|---|---:|---:|")
+    print(false_base(pools[TARGETS[0]]))
     for name, attack, is_open in attacks():
         if wanted not in name:
             continue
