@@ -68,8 +68,9 @@ def expert(value: float, signature: np.ndarray | None = None, batch_norm: bool =
 
 
 def race_merge(runtime: Runtime, experts: Sequence[Expert], source: Any = None, **options: Any) -> RaceMerge:
-    """Of a bundle whose members are these experts."""
-    return RaceMerge(runtime, build_bundle(runtime.groups, experts, family=runtime.family), source, **options)
+    """Of a bundle whose members are these experts; unless told, as many images are tried as the stream has had."""
+    bundle = build_bundle(runtime.groups, experts, family=runtime.family)
+    return RaceMerge(runtime, bundle, source, **{"eager": False, **options})
 
 
 def each_in_turn() -> np.ndarray:

@@ -1,6 +1,6 @@
 """What is shipped to run a hub with: it parses, names options that exist, and has the hub's own limits.
 
-No test needs a container engine; where systemd is at hand, it checks its unit.
+No test needs a container engine; where systemd is at hand, it checks its unit, and where nginx is, it serves a hub.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mergetta.device.hub_client import HubClient, HubError
 from mergetta.hub import frame, protocol
 from mergetta.hub.settings import HubSettings
 
+from .hub_parts import FAMILY, family_file, free_port, honest
 from .test_cli import mergetta
+from .test_hub_process import Serving, self_signed, wait_for_bundle
 
 ROOT = Path(__file__).parents[1]
 NGINX = (ROOT / "deploy" / "nginx.conf").read_text()
@@ -98,6 +101,54 @@ def test_the_proxy_has_the_limits_of_the_hub() -> None:
     (connections,) = re.findall(r"max_conns=(\d+)", NGINX)
     assert int(connections) < protocol.MOST_CONNECTIONS
     assert "max-age" in directive("add_header")[0] and directive("gzip") == ["off"]
+
+
+@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
+def test_a_hub_behind_the_proxy(tmp_path: Path) -> None:
+    """The shipped file as it is, but for addresses and paths."""
+    hub, port = Serving(tmp_path / "hub"), free_port()
+    certificate, key = self_signed(tmp_path)
+    changes = {
+        "hub:8321": f"127.0.0.1:{hub.port}",
+        "listen 443": f"listen 127.0.0.1:{port}",
+        "/etc/ssl/hub/hub.pem": str(certificate),
+        "/etc/ssl/hub/hub.key": str(key),
+        "/run/nginx.pid": str(tmp_path / "pid"),
+        "/dev/stdout": str(tmp_path / "access.log"),
+        "/dev/stderr": str(tmp_path / "error.log"),
+    }
+    text = NGINX
+    for shipped, here in changes.items():
+        assert shipped in text
+        text = text.replace(shipped, here)
+    (tmp_path / "nginx.conf").write_text(text)
+    command = ["nginx", "-c", str(tmp_path / "nginx.conf"), "-g", "daemon off;"]
+    proxy = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        client = HubClient(f"https://127.0.0.1:{port}", hub.token, ca=certificate)
+        client.register_family(family_file().to_bytes())
+        for i in range(3):
+            client.upload_expert(honest(i))
+        wait_for_bundle(client, 3)
+        assert client.bundle(FAMILY, wait_for_bundle(client, 3).digest) is None
+
+        def status(method: str, path: str, size: int) -> tuple[int, str]:
+            answer = client._pool.request(method, f"{client.url}{path}", body=bytes(size), retries=False)
+            return answer.status, answer.headers.get("Strict-Transport-Security", "")
+
+        safe = "max-age=31536000"
+        assert status("GET", "/metrics", 0) == (403, safe)
+        assert status("GET", "/v1/health", 0) == (200, safe)
+        assert status("POST", "/v1/reports", frame.LARGEST_JSON + 1) == (413, safe)
+        assert status("POST", f"/v1/families/{FAMILY}/experts", frame.LARGEST_JSON + 1) == (422, safe)
+        stranger = HubClient(client.url, "mgt_nobody", ca=certificate)
+        with pytest.raises(HubError, match="token"):
+            stranger.upload_expert(honest(0))
+    finally:
+        proxy.terminate()
+        output = proxy.communicate(timeout=20)[0]
+        hub.stop()
+    assert b"emerg" not in output and b"[warn]" not in output, output
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")

@@ -81,3 +81,37 @@ class TestBadInput:
             assert isinstance(answer.json()["detail"], str)
         assert pool.call("POST", "/v1/reports", json=[{**good, "family": "other"}]).status_code == 404
         assert pool.call("POST", "/v1/reports", content=b"\xff").status_code == 422
+
+    @pytest.mark.parametrize(
+        ("path", "allowed"),
+        [("/experts", "GET, POST"), ("", "DELETE, GET, PUT"), ("/bundle", "GET"), ("/experts?limit=3", "GET, POST")],
+    )
+    def test_a_405_says_what_is_allowed(self, pool: Fleet, path: str, allowed: str) -> None:
+        answer = pool.call("PATCH", f"/v1/families/{FAMILY}{path}")
+        assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
+
+    @pytest.mark.parametrize(
+        "query",
+        [
+            "limit=%1f5",
+            "limit=%205",
+            "limit=5.0",
+            "limit=1_0",
+            "limit=%2B5",
+            "limit=%D9%A5",
+            "before=%1f1",
+            "before=1_0",
+        ],
+    )
+    def test_numbers_in_a_query_are_plain(self, pool: Fleet, query: str) -> None:
+        for path in (EXPERTS, "/v1/audit"):
+            assert pool.call("GET", f"{path}?{query}").status_code == 422
+            assert pool.call("GET", f"{path}?limit=5&before=1").status_code == 200
+
+    @pytest.mark.parametrize(
+        ("word", "status"), [("true", 202), ("false", 200), ("yes", 422), ("1", 422), ("TRUE", 422)]
+    )
+    def test_words_in_a_query_are_plain(self, pool: Fleet, word: str, status: int) -> None:
+        pool.settle()
+        answer = pool.call("GET", f"/v1/families/{FAMILY}/bundle?exclude_own={word}")
+        assert answer.status_code == status  # 202: a variant that is built when somebody asks

@@ -89,6 +89,9 @@ class TestMembers:
             ("members/further/a.weight", np.ones((1, 9), np.float32)),
             ("members/experts", np.zeros(3, np.int64)),
             ("members/contributors", np.ones(2, np.int64)),
+            ("members/weights", np.zeros(3, np.float32)),
+            ("members/weights", np.full(3, np.nan, np.float32)),
+            ("members/weights", np.full(3, 1.5, np.float32)),
             ("members/signatures", np.ones((3, 3, 3), np.float32)),
             ("members/signatures", -np.ones((3, 2, 3), np.float32)),
             ("members/features", np.ones(3, np.float32)),
@@ -96,18 +99,18 @@ class TestMembers:
         ],
     )
     def test_hostile_files_are_refused(self, name: str, value: Any) -> None:
-        tensors, header = decode(build_bundle(BASE, [expert(i) for i in range(3)]).to_bytes(), "mergetta.bundle", 2)
+        tensors, header = decode(build_bundle(BASE, [expert(i) for i in range(3)]).to_bytes(), "mergetta.bundle", 3)
         header = {key: entry for key, entry in header.items() if key not in ("format", "version")}
         changed = {**tensors, name: value} if value is not None else {k: v for k, v in tensors.items() if k != name}
         with pytest.raises(MergettaError, match="members"):
-            Bundle.from_bytes(encode(changed, "mergetta.bundle", 2, header))
+            Bundle.from_bytes(encode(changed, "mergetta.bundle", 3, header))
 
     @pytest.mark.parametrize("names", [3, ["a"], [1, 2, 3], ["a", "b", "c", "d"]])
     def test_hostile_names_are_refused(self, names: Any) -> None:
-        tensors, header = decode(build_bundle(BASE, [expert(i) for i in range(3)]).to_bytes(), "mergetta.bundle", 2)
+        tensors, header = decode(build_bundle(BASE, [expert(i) for i in range(3)]).to_bytes(), "mergetta.bundle", 3)
         header = {key: entry for key, entry in header.items() if key not in ("format", "version")}
         with pytest.raises(MergettaError, match="members"):
-            Bundle.from_bytes(encode(tensors, "mergetta.bundle", 2, {**header, "members": names}))
+            Bundle.from_bytes(encode(tensors, "mergetta.bundle", 3, {**header, "members": names}))
 
 
 class TestClusters:
@@ -120,6 +123,15 @@ class TestClusters:
         for i, name in enumerate(bundle.members.names):
             own = [each.groups["a.weight"] for each in experts if each.domain == name]
             np.testing.assert_allclose(bundle.mixture(np.eye(3)[i])["a.weight"], np.mean(own, axis=0), atol=0.05)
+
+    def test_neither_many_uploads_nor_many_who_are_alike_count_more(self) -> None:
+        apart = [expert(i, 5 * i) for i in range(4)]
+        alone = build_bundle(BASE, apart, contributors=["a", "b", "c", "c"]).known_members
+        assert alone.weights.tolist() == [1, 1, 0.5, 0.5]
+        assert build_bundle(BASE, apart, contributors=["a"] * 4).known_members.weights.tolist() == [1] * 4
+        alike = build_bundle(BASE, [*apart, *(expert(9 + i) for i in range(3))], members=4).known_members
+        assert sorted(alike.experts.tolist()) == [1, 1, 1, 4]
+        assert alike.weights.tolist() == [1] * 4
 
     def test_contributors_are_counted_once_each(self) -> None:
         clusters = Clusters(BASE, 1)

@@ -226,6 +226,31 @@ def test_a_state_of_other_experts_is_refused(evenly: np.ndarray) -> None:
         one.load_state_dict({"trials.count": 0, "trials.shown": 0})
 
 
+def test_the_first_mixture_is_tested_at_once(evenly: np.ndarray) -> None:
+    """Five of ten candidates are; single frames have a pass of eight images beside their own meanwhile."""
+    runtime, experts = Confidence(), [expert(1 + i / 10) for i in range(6)]
+    adapter = race_merge(runtime, experts, eager=True)
+    assert passes_of(adapter, runtime, evenly[:HELD], 3) == [7, 2, 2]  # two of its own for a new domain
+    assert adapter.race.trials.count == 7
+    adapter = race_merge(runtime, experts, eager=True)
+    counts = [n for i in range(2 * HELD) for n in passes_of(adapter, runtime, evenly[i : i + 1], 1)]
+    assert max(counts) == 9 and counts.count(9) == 5 * HELD // 8 + 3
+    assert adapter.race.trials.count == 5
+
+
+def test_a_contributor_gains_nothing_by_many_uploads(evenly: np.ndarray) -> None:
+    """Neither in the members' mean and its multiples, nor by claiming the stream's own signature several times."""
+    runtime, claimed = Confidence(), np.array([[0.0], [1.0]])
+    experts = [expert(value, claimed) for value in (1.2, 1.5, 2.0, 2.5)]
+    for names, share in (["a", "b", "b", "b"], 1 / 2), (["a", "b", "c", "d"], 3 / 4):
+        bundle = build_bundle(runtime.groups, experts, contributors=names)
+        adapter = RaceMerge(runtime, bundle, held=2 * len(evenly))
+        for candidate in (adapter.mean, *adapter.multiples):
+            assert candidate[1:4].sum() == pytest.approx(share * candidate.sum())
+        adapter.predict(evenly)
+        assert adapter.weights[1:4].sum() / adapter.weights[:4].sum() == pytest.approx(share)
+
+
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("size", [48, 16])
 def test_passes(batch_norm: bool, size: int, evenly: np.ndarray) -> None:
@@ -334,8 +359,8 @@ def test_settings_that_are_refused(name: str, value: float, sentence: str) -> No
 
 def test_options_are_fields_of_the_settings() -> None:
     chosen = RaceSettings(caution=0.1, halving=False)
-    adapter = race_merge(Confidence(), [expert(1.0)], settings=chosen, temperature=0.5)
-    assert adapter.settings == RaceSettings(caution=0.1, halving=False, temperature=0.5)
+    adapter = race_merge(Confidence(), [expert(1.0)], settings=chosen, temperature=0.5, eager=False)
+    assert adapter.settings == RaceSettings(caution=0.1, halving=False, temperature=0.5, eager=False)
     assert chosen == RaceSettings(caution=0.1, halving=False)
     bundle = build_bundle(Confidence().groups, [expert(1.0)])
     with pytest.raises(MergettaError, match="race-merge has no option 'speed'"):

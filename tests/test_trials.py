@@ -122,6 +122,20 @@ class TestShow:
         assert seen == [(8, 0), (8, 1)]  # single frames wait until a pass is worth it
         assert (trials.count, trials.owed, trials.begun) == (2, 0, True)
 
+    @pytest.mark.parametrize("portion", [1, 2, 8, 40])
+    def test_the_first_candidates_are_shown_more(self, portion: int) -> None:
+        """Half of them, by up to eight images for each of the stream; a large portion gives no more than it has."""
+        trials, search = Trials(SIZE, 0.5, CLASSES, eager=True), SuccessiveHalving(np.zeros(6), 0.1)
+        labels = [i % CLASSES for i in range(SIZE)]
+        trials.hold(images_of(labels), sure(labels))
+        counts = []
+        for _ in range(3 + SIZE):
+            trials.show(portion, search, uncertain)
+            trials = trials.restored(trials.state(""), "")
+            counts.append(trials.count)
+        assert counts[:4] == {1: [1, 2, 3, 3], 2: [2, 3, 3, 3], 8: [3, 4, 5, 6], 40: [5, 6, 6, 6]}[portion]
+        assert counts[3 + SIZE - 1] == {1: 4, 2: 5}.get(portion, 6)
+
     def test_nothing_is_shown_before_there_are_enough(self) -> None:
         trials, search = trials_with(SIZE - 1), SuccessiveHalving(np.zeros(3), 0.1)
         trials.show(SIZE, search, lambda images, candidate: pytest.fail("shown too early"))

@@ -26,7 +26,7 @@ from mergetta.groups import (
 )
 from mergetta.streams.domain import Variances
 
-FORMAT, VERSION = "mergetta.bundle", 2
+FORMAT, VERSION = "mergetta.bundle", 3
 VARIANCES = ("images", "domains")
 COUNTS = ("experts", "contributors")
 MOMENTS = ("signatures", "features")
@@ -50,6 +50,9 @@ class Members:
     """(M,): how many experts each stands for."""
     contributors: NDArray[np.int64]
     """(M,): how many have contributed to it."""
+    weights: Vector
+    """(M,): how much each counts beside the others until a stream has told, 1 at most: as its contributors, all of whom
+    count the same, but no more than one of them. So nobody gains by many uploads, nor many by being alike."""
     signatures: NDArray[np.floating[Any]] | None = None
     """(M, 2, C): moments after the stem, if most experts tell. A member that does not has those of all together."""
     features: NDArray[np.floating[Any]] | None = None
@@ -65,6 +68,7 @@ class Members:
                 object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float32))
         for name in COUNTS:
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.int64))
+        object.__setattr__(self, "weights", np.asarray(self.weights, dtype=np.float32))
 
     def check(self, base: GroupValues, basis: GroupValues) -> None:
         """Raise unless they fit a bundle."""
@@ -77,6 +81,7 @@ class Members:
             fits &= bool(np.isfinite(further).all() and np.isfinite(self.coordinates[name]).all())
         for kind in COUNTS:
             fits &= getattr(self, kind).shape == (count,) and bool((getattr(self, kind) > 0).all())
+        fits &= self.weights.shape == (count,) and bool(((self.weights > 0) & (self.weights <= 1)).all())
         for kind in MOMENTS:
             told = getattr(self, kind)
             if told is not None:
@@ -96,7 +101,7 @@ class Members:
             for kind in ("coordinates", "further")
             for name, value in getattr(self, kind).items()
         }
-        told = {f"members/{kind}": getattr(self, kind) for kind in (*COUNTS, *MOMENTS)}
+        told = {f"members/{kind}": getattr(self, kind) for kind in (*COUNTS, "weights", *MOMENTS)}
         return {**by_group, **{name: value for name, value in told.items() if value is not None}}
 
     @classmethod
@@ -105,11 +110,11 @@ class Members:
             coordinates, further = (
                 {name: tensors[f"members/{kind}/{name}"] for name in groups} for kind in ("coordinates", "further")
             )
-            experts, contributors = (tensors[f"members/{kind}"] for kind in COUNTS)
+            experts, contributors, weights = (tensors[f"members/{kind}"] for kind in (*COUNTS, "weights"))
         except KeyError as error:
             raise MergettaError(f"its members lack {error.args[0]!r}.") from error
         signatures, features = (tensors.get(f"members/{kind}") for kind in MOMENTS)
-        return cls(tuple(names), coordinates, further, experts, contributors, signatures, features)
+        return cls(tuple(names), coordinates, further, experts, contributors, weights, signatures, features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,12 +226,17 @@ class Bundle:
     def _packed(self) -> Packed:
         return Packed(self)
 
+    @property
+    def known_members(self) -> Members:
+        """The members, or one sentence where there are none."""
+        if self.members is None:
+            raise MergettaError("This bundle has no members: build it anew, or use the paper's method (zo-merge).")
+        return self.members
+
     @cached_property
     def member_tasks(self) -> dict[str, NDArray[Any]]:
         """(M, D) per group: what each member adds to the base, moments as they mix."""
-        members = self.members
-        if members is None:
-            raise MergettaError("This bundle has no members: build it anew, or use the paper's method (zo-merge).")
+        members = self.known_members
         return {
             name: members.coordinates[name] @ np.vstack([self.basis[name], members.further[name]]) for name in self.base
         }

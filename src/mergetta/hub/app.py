@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 import mergetta
 from mergetta.errors import MergettaError
@@ -24,6 +25,7 @@ from mergetta.hub.store.storage import Conflict, Damaged, NotThere, Refused, Una
 
 log = logging.getLogger("mergetta.hub")
 STATUS = {Refused: 403, NotThere: 404, Conflict: 409, Damaged: 503, Unavailable: 503}
+METHODS = ("DELETE", "GET", "HEAD", "POST", "PUT")
 DESCRIPTION = """Strong devices upload experts, weak devices fetch bundles, people see what is happening.
 
 Send a token as `Authorization: Bearer …`. Errors are `{"detail": "one sentence"}`."""
@@ -87,7 +89,12 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail), dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # Starlette names the methods of one route only
+            scopes = {method: {**request.scope, "method": method} for method in METHODS}
+            fits = [m for m, scope in scopes.items() if any(r.matches(scope)[0] is Match.FULL for r in app.routes)]
+            headers["Allow"] = ", ".join(fits)
+        return problem(error.status_code, str(error.detail), headers)
 
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> JSONResponse:

@@ -202,7 +202,9 @@ class Clusters:
     def members(self, basis: GroupValues, tolerance: float = TOLERANCE) -> Members:
         """The clusters in terms of a bundle's basis, and of as many further directions as it takes."""
         clusters = list(self.clusters.values())
-        means = np.stack([cluster.tasks / cluster.weight for cluster in clusters])
+        weights = np.array([cluster.weight for cluster in clusters])
+        means = np.stack([cluster.tasks for cluster in clusters]) / weights[:, None]
+        counted = np.minimum(weights, weights.sum() / len({known for _, known, _ in self._of.values()}))
         coordinates, further = {}, {}
         for name, tasks in zip(self._names, np.split(means, self._ends[:-1], axis=1), strict=True):
             known = np.asarray(basis[name], dtype=np.float64)
@@ -219,6 +221,7 @@ class Clusters:
             further,
             np.array([cluster.count for cluster in clusters]),
             np.array([sum(number > 0 for number in cluster.contributors.values()) for cluster in clusters]),
+            counted / counted.max(),
             self._moments("signature"),
             self._moments("features"),
         )

@@ -89,10 +89,14 @@ class CoLA(Adapter):
         self.running = None if running is None else np.array(running)
 
 
-def by_similarity(experts: np.ndarray, stream: np.ndarray, temperature: float = 5.0) -> Vector:
-    """Weights of experts, (M, 2, C), by how near their signatures are to the stream's; 0 for one without."""
+def by_similarity(
+    experts: np.ndarray, stream: np.ndarray, temperature: float = 5.0, prior: float | Vector = 1.0
+) -> Vector:
+    """Weights of experts, (M, 2, C), by how near their signatures are to the stream's, times those they had before; 0
+    for one without a signature.
+    """
     closeness = np.nan_to_num(1 / (distance(experts, stream) + 1e-4) / temperature, nan=-np.inf)
-    weights = np.exp(closeness - closeness.max())
+    weights = prior * np.exp(closeness - closeness.max())
     return np.asarray(weights / weights.sum())
 
 

@@ -62,6 +62,10 @@ class RaceSettings:
     """Whether the first mixture, and who is tried first, goes by similarity."""
     probe: bool = True
     """Whether there is a race."""
+    eager: bool = True
+    """Whether half of the candidates of a new domain are tried at once, by up to eight further passes: until then it is
+    a first mixture that nothing has tested, and that whoever copies a signature has a part in. The others wait until
+    more is known of the moments."""
     halving: bool = True
     """Whether the better half is tried again, on other images."""
     scale: bool = True
@@ -85,7 +89,8 @@ class RaceSettings:
 class RaceMerge(Adapter):
     """θ = θ₀ + Σ w_m τ_m: one weight per member of the bundle. (The source model has one too, and nothing to merge.)
 
-    - **Candidates**: the first mixture (by similarity of signatures, as CoLA has it, and a quarter the members' mean),
+    - **Candidates**: the first mixture (by similarity of signatures, as CoLA has it, and a quarter the members' mean;
+      both with the bundle's weights of members, so that nobody gains by being many),
       twice and four times the members' mean (experts are rarely trained to the end, and what they share points
       further), each member, the source model.
     - **Score**: information maximisation. Sure of each image, varied over all (`losses/information.py`).
@@ -101,7 +106,7 @@ class RaceMerge(Adapter):
     At most two forward passes per image. When settled it rests: one pass of a plain model, with norm layers folded into
     the convolutions (`Runtime.folded`), until the signature moves a little, by a drift or a run of one class; then
     moments follow the stream again. When it jumps, over at least 64 images, all starts anew. (Of a new domain the first
-    batch, and large ones, take a few more passes.)
+    64 images, and large batches, take a few more passes.)
 
     Parameters
     ----------
@@ -144,15 +149,16 @@ class RaceMerge(Adapter):
     def _take(self, bundle: Bundle) -> None:
         """Use a bundle that fits; one that does not changes nothing."""
         check_bundle(self.runtime, bundle)
-        count = len(next(iter(bundle.member_tasks.values())))
-        mean = np.append(np.full(count, 1 / count), 0)
-        signatures = signatures_of(bundle.members, self.runtime) if self.settings.similarity else None
+        members = bundle.known_members
+        prior = members.weights.astype(np.float64)
+        mean = np.append(prior / prior.sum(), 0)
+        signatures = signatures_of(members, self.runtime) if self.settings.similarity else None
         if signatures is not None and self.visit.channels not in (None, signatures.shape[2]):
             raise MergettaError("The members' signatures are not of this model.")
         self.mixture = Mixture(self.runtime, bundle, self.settings.moments, self.source)
         self.bundle, self.normalise, self.signatures = bundle, self.mixture.normalise, signatures
-        self.names = () if bundle.members is None else tuple(bundle.members.names)
-        self.size, self.mean = count + 1, mean
+        self.names, self.size = members.names, len(mean)
+        self.prior, self.mean = np.append(prior, 1), mean
         further = FURTHER if self.settings.scale else ()
         self.multiples = [times * mean for times in further if self.mixture.is_finite(times * mean)]
         self._folded: Predict | None = None
@@ -176,7 +182,7 @@ class RaceMerge(Adapter):
     def _race(self, candidates: Sequence[Vector] | NDArray[Any], trials: Trials | None = None) -> Race:
         """A new one, on images of its own unless some are held already."""
         chosen = self.settings
-        trials = trials or Trials(chosen.held, chosen.mixed, self.classes)
+        trials = trials or Trials(chosen.held, chosen.mixed, self.classes, chosen.eager)
         return Race(trials, candidates, chosen.caution, chosen.temperature, None if chosen.halving else 1)
 
     @property
@@ -259,7 +265,7 @@ class RaceMerge(Adapter):
         """The first mixture, and who is tried in which order, by similarity."""
         first = order = self.mean
         if self.signatures is not None and self.visit.count:
-            order = by_similarity(self.signatures, self.visit.signature)
+            order = by_similarity(self.signatures, self.visit.signature, prior=self.prior)
             first = self.settings.mean * self.mean + (1 - self.settings.mean) * order
         first = first if self.carried is None else self.carried
         return [first, *self.multiples, np.eye(self.size)[np.argsort(-order, kind="stable")]]
@@ -300,9 +306,9 @@ class RaceMerge(Adapter):
         self.carried, self._folded, self.home = found.get("carried"), None, self._at_home()
 
 
-def signatures_of(members: Members | None, runtime: Runtime) -> NDArray[Any] | None:
+def signatures_of(members: Members, runtime: Runtime) -> NDArray[Any] | None:
     """(M + 1, 2, C), with NaN for a source model that has none. None unless all members have some."""
-    if members is None or members.signatures is None:
+    if members.signatures is None:
         return None
     found = members.signatures
     source = np.full_like(found[0], np.nan) if runtime.signature is None else runtime.signature

@@ -33,10 +33,13 @@ class Trials:
         How many images a candidate is shown.
     least
         How mixed their predicted classes must look (`streams.classes.mixed`).
+    eager
+        Whether the first half of the candidates is shown up to eight images for each of the stream; the others have one
+        for each.
     """
 
-    def __init__(self, size: int, least: float, classes: int) -> None:
-        self.size, self.least, self.classes = size, least, classes
+    def __init__(self, size: int, least: float, classes: int, eager: bool = False) -> None:
+        self.size, self.least, self.classes, self.eager = size, least, classes, eager
         self.held: NDArray[np.float32] | None = None
         self._room: NDArray[np.float32] = np.empty(0, np.float32)
         self.labels: NDArray[Any] = np.zeros(classes)
@@ -46,7 +49,7 @@ class Trials:
         self.shown = 0
         """How many of the images the next candidate has been shown so far."""
         self.owed = 0
-        """How many it may be shown by now: as many as the stream has had."""
+        """How many it may be shown by now."""
         self.tally = np.zeros(1 + classes)
         """Its sum of entropies, then of predictions: what its score, the information, is made of."""
 
@@ -76,7 +79,8 @@ class Trials:
         """Show the candidates whose turn it is as many of the held images as the stream has had, not one by one."""
         if self.held is None or len(self.held) < self.size:
             return
-        self.owed += images
+        at_once = (len(search.rung) // 2 - search.shown) * self.size - self.shown
+        self.owed += max(images, min(TOGETHER * images, at_once)) if self.eager and not search.rungs else images
         while self.held is not None and self.owed >= min(TOGETHER, self.size - self.shown) and not search.over:
             part = self.held[self.shown : self.shown + self.owed]
             p = predict(part, search.next)
@@ -122,7 +126,7 @@ class Trials:
         held = found.get("held", np.zeros(1))
         if found["shown"] >= self.size or not held.size or len(held) > self.size:
             raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
-        new = Trials(self.size, self.least, self.classes)
+        new = Trials(self.size, self.least, self.classes, self.eager)
         new.count, new.shown, new.owed = (int(found[name]) for name in ("count", "shown", "owed"))
         new.labels, new.tally = found["labels"], found["tally"]
         if f"{prefix}held" in state:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from mergetta.hub.access import check_scope
-from mergetta.hub.api.parts import BYTES, DOORS, MISSING, Anyone, Consumer, FamilyName, Reader, TheHub, guarded
+from mergetta.hub.api.parts import BYTES, DOORS, MISSING, Anyone, Consumer, FamilyName, Flag, Reader, TheHub, guarded
 from mergetta.hub.records import ADMIN, BundleRecord, TokenRecord, Variant
 from mergetta.hub.shapes import DIGEST, PLAIN, BundleShape, Current, Problem
 from mergetta.hub.state import Hub, Served
@@ -47,7 +47,7 @@ async def get_current(
     hub: TheHub,
     token: Reader,
     exclude: Domains = None,
-    exclude_own: bool = False,
+    exclude_own: Flag = False,
 ) -> Response:
     """Which bundle is current, signed like the bundle itself, which is at /v1/blobs. `ETag` is the bundle's SHA-256."""
     variant = variant_for(token, exclude, exclude_own)
@@ -73,7 +73,7 @@ async def get_bundle(
     hub: TheHub,
     token: Consumer,
     exclude: Domains = None,
-    exclude_own: bool = False,
+    exclude_own: Flag = False,
 ) -> Response:
     """The current bundle; without some domains or one's own uploads if asked so. `ETag` is its SHA-256."""
     variant = variant_for(token, exclude, exclude_own)

@@ -20,7 +20,9 @@ from mergetta.hub.api.parts import (
     Contributor,
     ExpertId,
     FamilyName,
+    Number,
     TheHub,
+    Whole,
     guarded,
 )
 from mergetta.hub.records import ADMIN, PENDING, QUARANTINED, RETIRED, ExpertRecord, TokenRecord
@@ -87,8 +89,8 @@ def list_experts(
     token: Contributor,
     state: Literal["pending", "active", "quarantined", "retired"] | None = None,
     uploader: Annotated[str | None, Query(pattern=r"^[0-9a-f]{1,32}$")] = None,
-    before: Annotated[float | None, Query(ge=0, lt=1e11)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    before: Annotated[float | None, Query(ge=0, lt=1e11), Number] = None,
+    limit: Annotated[int, Query(ge=1, le=1000), Whole] = 200,
 ) -> list[ExpertShape]:
     """The latest experts (in one state, of one token, from before a time), in the order of their arrival."""
     hub.store.family(family)

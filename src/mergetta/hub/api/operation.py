@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
 
-from mergetta.hub.api.parts import MISSING, Administrator, TheHub, guarded
+from mergetta.hub.api.parts import MISSING, Administrator, TheHub, Whole, guarded
 from mergetta.hub.shapes import AuditShape, Key, Problem, Status
 
 open_routes = APIRouter(prefix="/v1", tags=["hub"])
@@ -41,8 +41,8 @@ async def key(hub: TheHub) -> Key:
 def list_audit(
     hub: TheHub,
     token: Administrator,
-    before: Annotated[int | None, Query(ge=0, lt=2**62)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    before: Annotated[int | None, Query(ge=0, lt=2**62), Whole] = None,
+    limit: Annotated[int, Query(ge=1, le=1000), Whole] = 200,
 ) -> list[AuditShape]:
     """Who did what, the latest first; those before an entry's number."""
     return [AuditShape(**vars(entry)) for entry in hub.store.audit(limit, before)]

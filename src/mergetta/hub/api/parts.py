@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
+from pydantic import BeforeValidator
 
 from mergetta.hub.access import Door, administrator, anyone, consumer, contributor, hub_of, reader
 from mergetta.hub.records import TokenRecord
 from mergetta.hub.shapes import DIGEST, NAME, Problem
 from mergetta.hub.state import Hub
 
+
+def written(pattern: str) -> BeforeValidator:
+    """A value in a query is written like this: pydantic alone takes ` 1_0` for 10, and `yes` for true."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise ValueError(f"this must look like {pattern}")
+        return text
+
+    return BeforeValidator(check)
+
+
+Whole = written(r"\d{1,19}")
+Number = written(r"\d{1,19}(\.\d{1,19})?([eE][+-]?\d{1,3})?")
+Flag = Annotated[bool, written("true|false")]
 FamilyName = Annotated[str, Path(pattern=NAME)]
 ExpertId = Annotated[str, Path(pattern=DIGEST)]
 Anyone = Annotated[TokenRecord, Depends(anyone)]
