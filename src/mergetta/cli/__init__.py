@@ -88,6 +88,4 @@ EXTRAS = {
     "onnx": "torch,export",
     "onnxscript": "torch,export",
     **dict.fromkeys(("fastapi", "uvicorn", "sqlalchemy", "alembic", "fsspec", "cryptography", "plotly"), "hub"),
-    "PIL": "bench",
-    "scipy": "bench",
 }
