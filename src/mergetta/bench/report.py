@@ -14,7 +14,18 @@ from mergetta.bench.reproduce import STUDIES
 from mergetta.bench.reproduce.setting import averages
 from mergetta.bench.sheets import Study
 from mergetta.bench.showcase import worded
-from mergetta.bench.tables import OURS, SOURCE, SPREAD, ErrorTable, Number, Record, best_rows, error_table
+from mergetta.bench.tables import (
+    BY_PASS,
+    OURS,
+    SOURCE,
+    SPREAD,
+    ErrorTable,
+    Number,
+    Record,
+    best_rows,
+    error_table,
+    pass_table,
+)
 from mergetta.files import write_atomically
 
 STYLE = """
@@ -74,11 +85,19 @@ def write_report(
 <h2>Error, percent</h2><div class=scroll tabindex=0>{html_table(table)}</div>
 <p>{f"{SPREAD}; " if several else ""}bold: no other is better{" by more than the spread" if several else ""}; the
 stronger the shade, the more errors.</p>
-{figures}
+{by_pass(records)}{figures}
 <h2>Protocol</h2><p>{PROTOCOL} {html.escape(backprop)} back-propagate; all others run forward passes only.</p>
 <details><summary>Settings</summary><pre>{html.escape(json.dumps(settings, indent=1))}</pre></details>
 """
     write_atomically(path, page(title, "", body).encode())
+
+
+def by_pass(records: Sequence[Record]) -> str:
+    """The errors of long streams, pass by pass."""
+    if all(len(record["passes"]) == 1 for record in records):
+        return ""
+    table = html_table(pass_table(records), "pass")
+    return f"<h2>Error by pass, percent</h2><p>{BY_PASS}</p><div class=scroll tabindex=0>{table}</div>"
 
 
 def headline(average: Mapping[str, Number], names: Sequence[str], suite: str = "") -> str:
@@ -119,7 +138,7 @@ def page(title: str, lead: str, body: str) -> str:
 """
 
 
-def html_table(table: ErrorTable) -> str:
+def html_table(table: ErrorTable, rows: str = "domain") -> str:
     """A heat map with numbers; ours stands out."""
     most = max(cell.mean for cell in table.cells.values()) or 1.0
     methods = sorted(table.methods, key=lambda method: (method != SOURCE, method != OURS))  # before and after first
@@ -136,7 +155,7 @@ def html_table(table: ErrorTable) -> str:
     head = "".join(f'<th class="{mark}">{html.escape(method)}</th>' for method, mark in zip(methods, ours, strict=True))
     body = "".join(row(domain, [table.cells[domain, method] for method in methods]) for domain in table.domains)
     foot = row("average", [table.average[method] for method in methods])
-    return f"<table><thead><tr><th>domain</th>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
+    return f"<table><thead><tr><th>{rows}</th>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
 
 
 def write_studies(path: Path, studies: Sequence[Study]) -> None:

@@ -256,13 +256,23 @@ def load_suite(
         suite = Suite(name=path.stem, **{**settings, **{key: value for key, value in places.items() if value}})
     except MergettaError as error:
         raise MergettaError(f"{path} is not a valid suite: {error}") from error
-    except (ValidationError, yaml.YAMLError, TypeError, AttributeError, KeyError, UnicodeDecodeError) as error:
+    except ValidationError as error:
+        raise MergettaError(f"{path} is not a valid suite: {first_of(error)}") from error
+    except (yaml.YAMLError, TypeError, AttributeError, KeyError, UnicodeDecodeError) as error:
         raise MergettaError(f"{path} is not a valid suite: {' '.join(str(error).split())}") from error
     if suite.data.endswith("-styles"):
         return with_styles(suite, styles or 10)
     if styles:
         raise MergettaError(f"The suite {suite.name} has no styles.")
     return suite
+
+
+def first_of(error: ValidationError) -> str:
+    """The first thing that is wrong, in a sentence: where it stands, and what pydantic says of it."""
+    first, *others = error.errors(include_url=False)
+    where = ".".join(map(str, first["loc"]))
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ').rstrip('.')}{more}."
 
 
 def with_styles(suite: Suite, count: int) -> Suite:

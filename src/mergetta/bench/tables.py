@@ -15,6 +15,7 @@ from mergetta.bench.suite import Suite
 from mergetta.files import write_atomically
 
 Record = dict[str, Any]
+BY_PASS = "The same by pass, means over domains."
 SPREAD = "spread: standard deviation over seeds"
 OURS, SOURCE = "race-merge", "source"
 
@@ -68,10 +69,14 @@ class ErrorTable:
 
 
 def error_table(records: Iterable[Record]) -> ErrorTable:
+    """Records of several streams (batch sizes, orders) have columns of their own."""
+    records = list(records)
+    several = len({stream_of(record) for record in records}) > 1
     errors: dict[tuple[str, str], dict[int, float]] = {}
     for record in records:
         visit = f"{record['visit']} " if record.get("visit") else ""
-        errors.setdefault((visit + record["domain"], record["method"]), {})[record["seed"]] = record["error"]
+        method = f"{record['method']}, {stream_of(record)}" if several else record["method"]
+        errors.setdefault((visit + record["domain"], method), {})[record["seed"]] = record["error"]
     domains = tuple(dict.fromkeys(domain for domain, _ in errors))
     methods = tuple(dict.fromkeys(method for _, method in errors))
     average = {
@@ -85,6 +90,10 @@ def error_table(records: Iterable[Record]) -> ErrorTable:
     }
     cells = {key: number(list(by_seed.values())) for key, by_seed in errors.items()}
     return ErrorTable(methods, domains, cells, average)
+
+
+def stream_of(record: Record) -> str:
+    return f"batch {record.get('batch_size')}, {record.get('order')} order"
 
 
 def pass_table(records: Iterable[Record]) -> ErrorTable:

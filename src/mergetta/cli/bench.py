@@ -167,7 +167,7 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
     from mergetta.bench.report import write_report
     from mergetta.bench.runner import run_sweep
     from mergetta.bench.showcase import showcase
-    from mergetta.bench.tables import SPREAD, error_table, pass_table, rich_table, settings_of, write_json
+    from mergetta.bench.tables import BY_PASS, SPREAD, error_table, pass_table, rich_table, settings_of, write_json
 
     console = wide_console()
     with executor as workers, bars(console) as show:
@@ -179,7 +179,7 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
     suite, seeds, note = part.suite, part.seeds, caption(part, records[0]["data"])
     console.print(rich_table(error_table(records), note))
     if suite.passes > 1:
-        console.print(rich_table(pass_table(records), "the same by pass, means over domains"))
+        console.print(rich_table(pass_table(records), BY_PASS))
     if len(seeds) > 1:
         console.print(SPREAD, style="dim")
     if json:
