@@ -208,6 +208,8 @@ def test_pool_of_processes_gives_the_same_as_one(tmp_path: Path) -> None:
     assert seen[-1] == ("results", 8, 8)
     assert ("roid experts", 6, 6) in seen
     single = run_cell(suite, Cell("zo-merge", "roid", "fog", 1), Store(tmp_path / "other"))
+    documented = (Path(__file__).parents[1] / "docs/reference/formats.md").read_text()
+    assert not {field for field in single if f"`{field}`" not in documented}
     (same,) = [r for r in records if (r["method"], r["domain"], r["seed"]) == ("zo-merge", "fog", 1)]
     assert same["wrong"] == single["wrong"]
 
