@@ -184,6 +184,19 @@ def test_what_is_missing_can_be_installed(
 
 
 @pytest.mark.parametrize(
+    ("verb", "extras"),
+    [("demo", "torch,bench"), ("bench fashion-bn", "torch,bench"), ("export --out m", "torch,export")],
+)
+def test_one_command_installs_all_that_a_verb_lacks(verb: str, extras: str) -> None:
+    """In a process of its own, without PyTorch."""
+    code = f"import sys; sys.modules['torch'] = None; sys.argv = 'mergetta {verb}'.split()\n"
+    code += "from mergetta.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "This command needs torch: pip install" in result.stderr and f"[{extras}]" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("told", "command"),
     [
         ('{{"url": "file://{0}", "dir_info": {{}}}}', "pip install -c {0}/constraints.txt '{0}[hub]'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,6 +129,7 @@ def command(
 
     Example: `mergetta bench cifar10-c --checkpoint Standard.pt --data /shared/CIFAR-10-C --executor ray --address auto`
     """
+    check_installed()
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
 
@@ -141,6 +143,11 @@ def command(
         show_plan(part, cache or default_cache())
     else:
         compare(part, cache or default_cache(), executor_of(executor, address, jobs), json, html)
+
+
+def check_installed() -> None:
+    """What is missing is said before a suite is read, which would name its first method that needs PyTorch."""
+    import_module("mergetta.bench.runner")
 
 
 def part_of(
