@@ -357,7 +357,7 @@ def test_logits_that_are_none(tmp_path: Path) -> None:
             "no adapter",
         ),
         (VALID + "speed: 3", r"is not a valid suite: speed: Extra inputs are not permitted\.$"),
-        ("family: f\nsamples: 0", r"is not a valid suite: data: Field required \(and \d more\)\.$"),
+        ("family: f\nsamples: 0", r"data: Field required; samples: Input should be greater than 0; .* more\)\.$"),
         (VALID.replace("experts: {}", "experts: {cola: {}}"), "forward-only"),
         (VALID.replace("experts: {}", "experts: {magic: {}}"), "no adapter 'magic'"),
         (VALID.replace("{adapter: source}", "{adapter: source, options: {lr: 1}}"), "no option 'lr'"),

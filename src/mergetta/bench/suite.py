@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mergetta.adapters import accepted_options, find_method
 from mergetta.data.corruptions import CORRUPTIONS
+from mergetta.data.own_images import check_domain
 from mergetta.data.sources import open_source
 from mergetta.data.streams import ORDERS, Order
 from mergetta.errors import MergettaError
@@ -123,6 +124,8 @@ class Suite(BaseModel):
         for domain in self.domains:
             if domain not in CORRUPTIONS and self.data != "folder" and not self.data.endswith("-styles"):
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(CORRUPTIONS)}.")
+            if self.data == "folder" and self.folder and self.folder.is_dir():
+                check_domain(self.folder, domain)
         return self
 
     def restricted(
@@ -268,11 +271,13 @@ def load_suite(
 
 
 def first_of(error: ValidationError) -> str:
-    """The first thing that is wrong, in a sentence: where it stands, and what pydantic says of it."""
-    first, *others = error.errors(include_url=False)
-    where = ".".join(map(str, first["loc"]))
-    more = f" (and {len(others)} more)" if others else ""
-    return f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ').rstrip('.')}{more}."
+    """The first things that are wrong, in a sentence: where each stands, and what pydantic says of it."""
+    found = [
+        f"{'.'.join(map(str, each['loc']))}: {each['msg']}".removeprefix(": ").replace("Value error, ", "").rstrip(".")
+        for each in error.errors(include_url=False)
+    ]
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+    return f"{'; '.join(found[:3])}{more}."
 
 
 def with_styles(suite: Suite, count: int) -> Suite:
