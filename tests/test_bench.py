@@ -11,7 +11,7 @@ import pytest
 from mergetta import MergettaError, TorchRuntime, create_adapter
 from mergetta.bench import protocol
 from mergetta.bench.cells import Cell, same_run
-from mergetta.bench.figures import ACCENT, INK
+from mergetta.bench.figures import ACCENT, INK, all_figures
 from mergetta.bench.fleet import Moment, listed, write_fleet
 from mergetta.bench.inputs import clean_images, family_of, place_of, target_of
 from mergetta.bench.keys import cell_key, expert_key
@@ -282,6 +282,12 @@ def test_json_and_report(tmp_path: Path) -> None:
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
+
+
+def test_our_line_is_drawn_even_far_behind() -> None:
+    records = [r | {"method": "race-merge", "error": 99.0} if r["method"] == "y" else r for r in fake_records()]
+    (svg,) = [svg for caption, svg in all_figures(records).items() if "over the stream" in caption]
+    assert ">race-merge</text>" in svg and ">x</text>" in svg
 
 
 def test_the_page_of_a_long_stream_has_the_table_by_pass(tmp_path: Path) -> None:

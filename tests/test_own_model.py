@@ -180,7 +180,9 @@ class TestEvaluate:
             assert score["error"] == pytest.approx(100 - 100 * np.trace(confusion) / 59)
             assert score["class_errors"][1] is None
             assert 0 <= score["calibration_error"] <= 100
-        assert "calibration (ECE)" in (labelled / "e.html").read_text()
+        page = (labelled / "e.html").read_text()
+        assert page.index("<p class=number>") < page.index("predictions are wrong") < page.index("calibration (ECE)")
+        assert "prefers-color-scheme: dark" in page
 
     @pytest.mark.parametrize("order", ["sorted", "correlated"])
     def test_streams(self, labelled: Path, order: str) -> None:

@@ -135,7 +135,7 @@ def domain_errors(table: ErrorTable, backprop: set[str]) -> str:
 
 def stream_errors(records: Sequence[Record], table: ErrorTable) -> str:
     best = min(number.mean for number in table.average.values())
-    shown = [method for method in table.methods if table.average[method].mean <= 1.5 * best]
+    shown = [method for method in table.methods if method == OURS or table.average[method].mean <= 1.5 * best]
 
     def plot(axes: Axes) -> None:
         ends: dict[str, float] = {}
