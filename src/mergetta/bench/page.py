@@ -22,7 +22,7 @@ td[style] { background: rgb(120 120 120 / calc(var(--heat) * .5)); }
 td.best { font-weight: 700; } tr.paper td { font-style: italic; opacity: .8; }
 th.ours, td.ours { border-inline: 2px solid var(--ours); } td.ours, tr.ours td { color: var(--ours); }
 .scroll > table > * > tr > :first-child { position: sticky; left: 0; background: Canvas; }
-nav ul { columns: 18rem; } h2 { margin-top: 3rem; } code { overflow-wrap: anywhere; }
+nav ul { columns: 18rem; column-gap: 2.5rem; } h2 { margin-top: 3rem; } code { overflow-wrap: anywhere; }
 figure { margin: 2rem 0; } figure svg { width: 100%; height: auto; } figcaption { font-size: .9em; opacity: .8; }
 .strip, .gallery { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fill, minmax(7.2rem, 1fr)); }
 .gallery { grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); }
