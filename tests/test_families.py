@@ -558,8 +558,8 @@ class TestHuggingFace:
 
 
 class TestLibraries:
-    @pytest.mark.parametrize("name", ["timm:resnet18", "hf:somebody/something"])
-    def test_a_torchvision_of_another_torch(self, name: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("name", "spared"), [("timm:resnet18", False), ("hf:somebody/something", True)])
+    def test_a_torchvision_of_another_torch(self, name: str, spared: bool, tmp_path: Path) -> None:
         """In a process of its own, with a torchvision that fails as the CUDA build does beside a CPU build of torch."""
         package = tmp_path / "torchvision"
         package.mkdir()
@@ -579,6 +579,7 @@ class TestLibraries:
         result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
         assert "needs a torchvision that belongs to torch" in result.stdout, result.stderr
         assert "pip install --force-reinstall --no-deps torchvision==0.28.0" in result.stdout
+        assert ("pip uninstall torchvision" in result.stdout) == spared
 
 
 class TestPreprocessingOfHuggingFace:

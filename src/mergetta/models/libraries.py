@@ -25,7 +25,8 @@ def import_library(name: str) -> Any:
     except RuntimeError as error:  # its compiled operators belong to another build of torch
         build = torch.__version__.partition("+")[2]
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+        spared = "pip uninstall torchvision, which transformers can do without, or " if name == "transformers" else ""
         raise MergettaError(
             f"{name} needs a torchvision that belongs to torch {torch.__version__}, and the installed one does not "
-            f"({error}): pip install --force-reinstall --no-deps torchvision=={version('torchvision')}{index}"
+            f"({error}): {spared}pip install --force-reinstall --no-deps torchvision=={version('torchvision')}{index}"
         ) from error
