@@ -116,6 +116,7 @@ def test_bench_writes_table_json_and_page(tmp_path: Path) -> None:
     assert "±" in result.stdout
     assert len(json.loads((tmp_path / "r.json").read_text())["results"]) == 8
     assert "<svg" in (tmp_path / "r.html").read_text()
+    assert "[bold" not in result.stdout
 
 
 def test_demo_in_small(tmp_path: Path) -> None:

@@ -108,9 +108,9 @@ def pass_table(records: Iterable[Record]) -> ErrorTable:
     )
 
 
-def rich_table(table: ErrorTable, title: str) -> Table:
+def rich_table(table: ErrorTable) -> Table:
     """For the terminal; in bold what no other method beats by more than the spread."""
-    view = Table(title=title, title_justify="left", show_footer=True, pad_edge=False)
+    view = Table(show_footer=True, pad_edge=False)
     view.add_column("error, %", "average", no_wrap=True)
     averages = emphasised([table.average[method] for method in table.methods])
     for method, mean in zip(table.methods, averages, strict=True):

@@ -184,9 +184,10 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
         show_failures(outcome.failures)
         raise typer.Exit(1)
     suite, seeds, note = part.suite, part.seeds, caption(part, records[0]["data"])
-    console.print(rich_table(error_table(records), note))
+    console.print(note, highlight=False, markup=False)
+    console.print(rich_table(error_table(records)))
     if suite.passes > 1:
-        console.print(rich_table(pass_table(records), BY_PASS))
+        console.print(BY_PASS, rich_table(pass_table(records)), sep="\n")
     if len(seeds) > 1:
         console.print(SPREAD, style="dim")
     if json:
@@ -200,12 +201,13 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
 
 def caption(part: Part, data: str) -> str:
     """What a table was measured with."""
-    suite, seeds = part.suite, len(part.seeds)
+    suite, seeds, domains = part.suite, len(part.seeds), len(part.domains)
     apart = f" and {suite.expert_samples} others for its expert" if suite.expert_samples else ""
     devices = " and ".join(sorted({method.runtime for method in suite.methods.values() if method.runtime}))
     on = f", forward-only methods on {devices} models" if devices else ""
     return (
-        f"{suite.name}: {suite.family}{on}, {data}, {len(part.domains)} domains at severity {suite.severity}, "
+        f"{suite.name}: {suite.family}{on}, {data}, {domains} domain{'s' if domains > 1 else ''} at severity "
+        f"{suite.severity}, "
         f"{suite.samples} images each{apart}, {suite.streams}, experts by {part.expert}, "
         f"{seeds} seed{'s' if seeds > 1 else ''}"
     )
