@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 READY_DEV = $(VENV)/.ready-dev
-INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
+INSTALL = $(PIP) -c constraints.txt -e
 
 .PHONY: help demo test lint format docs bench package clean
 
@@ -25,6 +26,8 @@ $(READY): pyproject.toml constraints.txt
 $(READY_DEV): $(READY)
 	@echo "==> installing the development tools (once)"
 	$(INSTALL) '.[torch,bench,export,hub,postgres,s3,ray,docs,dev]'
+	@# timm imports torchvision, which of CUDA does not import beside torch of CPU: this is the last that does
+	$(BIN)/python -c 'import torchvision' 2>/dev/null || $(PIP) --no-deps torchvision==0.16.2
 	@touch $@
 
 demo: $(READY)

@@ -1,7 +1,8 @@
 """Build sdist and wheel, check what is in them, and install them in environments of their own, on each Python there is.
 
-A full install, from the sdist, makes a model and a bundle. A weak device's, from the wheel, predicts with them; its
-size has a limit. `--device` leaves the full install out. The packages go to dist/.
+A full install, from the sdist, makes a model and a bundle: with the first Python, or `--everywhere`, where PyTorch may
+bring gigabytes of CUDA. A weak device's, from the wheel, predicts with them on each; its size has a limit. The packages
+go to dist/.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ MADE = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", action="store_true", help="only what a weak device installs")
-    full = not parser.parse_args().device
+    parser.add_argument("--everywhere", action="store_true", help="the full install with each Python, too")
+    everywhere = parser.parse_args().everywhere
     pythons = {version: found for version in VERSIONS if (found := interpreter(version))}
     if not pythons:
         sys.exit(f"There is no Python of {', '.join(VERSIONS)}.")
     with tempfile.TemporaryDirectory() as folder:
-        sdist, wheel = packages(next(iter(pythons.values())), Path(folder) / "build")
+        place = Path(folder)
+        first = next(iter(pythons.values()))
+        sdist, wheel = packages(first, place / "build")
         for version, python in pythons.items():
-            place = Path(folder) / version
-            place.mkdir()
-            if full:
+            if python == first or everywhere:
                 make_model(install(python, place / "full", f"{sdist}[{FULL}]"), place)
             check_device(install(python, place / "device", str(wheel)), place, version)
-            shutil.rmtree(place)
+            for used in ("full", "device"):
+                shutil.rmtree(place / used, ignore_errors=True)
     if missing := [version for version in VERSIONS if version not in pythons]:
         print(f"not tried, because there is no such Python here: {', '.join(missing)}")
 
@@ -69,7 +71,8 @@ def candidates(version: str) -> Iterator[str]:
 
 def packages(python: str, environment: Path) -> tuple[Path, Path]:
     tools = install(python, environment, "build")
-    run(tools, "-m", "build", "--outdir", ROOT / "dist", ROOT)  # the wheel is built from the sdist
+    # the wheel is built from the sdist
+    run(tools, "-m", "build", "--outdir", ROOT / "dist", ROOT, stdout=subprocess.DEVNULL)
     sdist, wheel = newest("*.tar.gz"), newest("*.whl")
     check_contents(sdist, wheel)
     return sdist, wheel
@@ -91,10 +94,9 @@ def make_model(python: Path, place: Path) -> None:
 def check_device(python: Path, place: Path, version: str) -> None:
     run(python, "-c", "from mergetta import Bundle, Device, OnnxRuntime, RaceMerge, ZOMerge, build_bundle", cwd=place)
     run(python.with_name("mergetta"), "run", "--help", cwd=place, stdout=subprocess.DEVNULL)
-    if (place / "model.onnx").exists():
-        run(python, "-c", FRAMES, cwd=place)
-        given = ("--model", "model.onnx", "--bundle", "bundle.safetensors", "--images", "frames.npz")
-        run(python.with_name("mergetta"), "run", *given, cwd=place)
+    run(python, "-c", FRAMES, cwd=place)
+    given = ("--model", "model.onnx", "--bundle", "bundle.safetensors", "--images", "frames.npz")
+    run(python.with_name("mergetta"), "run", *given, cwd=place)
     megabytes = size_of(place / "device")
     print(f"Python {version}: a device's install has {megabytes:.0f} MB")
     if megabytes > MOST_MEGABYTES:

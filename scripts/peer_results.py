@@ -24,10 +24,10 @@ import torch
 
 from mergetta import TorchRuntime
 from mergetta.adapters import METHODS, Method
+from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.bench import cost
 from mergetta.bench.cells import Cell
 from mergetta.bench.inputs import family_of, target_of
-from mergetta.bench.online import with_mirrored
 from mergetta.bench.protocol import create, runtime_of
 from mergetta.bench.store import Store, default_cache
 from mergetta.bench.suite import Suite, load_suite
@@ -119,13 +119,7 @@ class Peers:
         runtime = runtime_of(self.suite, settings, 0)
         cell = Cell(name, "roid" if settings.uses_experts else None, DOMAIN, 0)
         adapter = create(self.suite, cell, runtime, Store(default_cache()))
-
-        def predict(images: np.ndarray) -> None:
-            logits = adapter.predict(images)
-            if settings.mirror:
-                with_mirrored(logits, images, adapter, runtime)
-
-        return predict
+        return (Mirrored(adapter) if settings.mirror else adapter).predict
 
     def memory(self, names: list[str]) -> dict[str, tuple[float, bool]]:
         """Peak relative to plain inference, and whether the method runs on int8."""

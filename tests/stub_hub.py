@@ -119,6 +119,8 @@ class StubHub:
                 return 201, {}, b"{}"
             case "GET", ["families", family, "file"] if family in self.families:
                 return 200, {}, self.families[family]
+            case "GET", ["families", family, "experts"]:
+                return 200, {}, b"[]"
             case "POST", ["families", family, "experts"]:
                 if family not in self.families:
                     return 404, {}, detail(f"There is no family '{family}'.")

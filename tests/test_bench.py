@@ -11,7 +11,7 @@ import pytest
 from mergetta import MergettaError, TorchRuntime, create_adapter
 from mergetta.bench import protocol
 from mergetta.bench.cells import Cell, same_run
-from mergetta.bench.figures import ACCENT, INK
+from mergetta.bench.figures import ACCENT, INK, all_figures
 from mergetta.bench.fleet import Moment, listed, write_fleet
 from mergetta.bench.inputs import clean_images, family_of, place_of, target_of
 from mergetta.bench.keys import cell_key, expert_key
@@ -208,6 +208,8 @@ def test_pool_of_processes_gives_the_same_as_one(tmp_path: Path) -> None:
     assert seen[-1] == ("results", 8, 8)
     assert ("roid experts", 6, 6) in seen
     single = run_cell(suite, Cell("zo-merge", "roid", "fog", 1), Store(tmp_path / "other"))
+    documented = (Path(__file__).parents[1] / "docs/reference/formats.md").read_text()
+    assert not {field for field in single if f"`{field}`" not in documented}
     (same,) = [r for r in records if (r["method"], r["domain"], r["seed"]) == ("zo-merge", "fog", 1)]
     assert same["wrong"] == single["wrong"]
 
@@ -237,7 +239,8 @@ def fake_records() -> list[dict]:
     errors = {("a", "x"): [10, 12], ("a", "y"): [30, 30], ("b", "x"): [20, 24], ("b", "y"): [10, 10]}
     return [
         {"method": method, "domain": domain, "seed": seed, "error": float(error), "samples": 4, "seconds": 1.0,
-         "forwards": 1.0, "backprop": method == "y", "wrong": [1, 2], "sizes": [2, 2], "family": "f", "expert": "roid"}
+         "forwards": 1.0, "backprop": method == "y", "wrong": [1, 2], "sizes": [2, 2], "passes": [float(error)],
+         "family": "f", "expert": "roid"}
         for (domain, method), by_seed in errors.items()
         for seed, error in enumerate(by_seed)
     ]  # fmt: skip
@@ -256,6 +259,14 @@ def test_a_method_with_fewer_seeds_has_its_own_average() -> None:
     assert (table.average["x"].mean, str(table.average["y"])) == (pytest.approx(16.5), "20.0")
 
 
+def test_streams_do_not_share_a_column() -> None:
+    records = [r | {"order": "mixed", "batch_size": size} for size in (1, 200) for r in fake_records()]
+    table = error_table([r | {"error": 99.0} if r["batch_size"] == 1 else r for r in records])
+    assert table.methods[0] == "x, batch 1, mixed order"
+    assert (table.average[table.methods[0]].mean, table.average["x, batch 200, mixed order"].mean) == (99.0, 16.5)
+    assert error_table(records[:8]).methods == ("x", "y")
+
+
 def test_json_and_report(tmp_path: Path) -> None:
     suite = small()
     write_json(tmp_path / "r.json", suite, "roid", [0, 1], fake_records())
@@ -267,9 +278,25 @@ def test_json_and_report(tmp_path: Path) -> None:
     assert page.count("<svg") >= 3
     assert "title &lt;&amp;&gt;" in page
     assert "11.0 ± 1.4" in page
+    assert "Error by pass" not in page
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
+
+
+def test_our_line_is_drawn_even_far_behind() -> None:
+    records = [r | {"method": "race-merge", "error": 99.0} if r["method"] == "y" else r for r in fake_records()]
+    (svg,) = [svg for caption, svg in all_figures(records).items() if "over the stream" in caption]
+    assert ">race-merge</text>" in svg and ">x</text>" in svg
+
+
+def test_the_page_of_a_long_stream_has_the_table_by_pass(tmp_path: Path) -> None:
+    records = [record | {"passes": [record["error"], 5.0]} for record in fake_records()]
+    write_report(tmp_path / "r.html", "title", "note", records, {})
+    page = (tmp_path / "r.html").read_text()
+    _, _, by_pass = page.partition("<h2>Error by pass, percent</h2>")
+    assert "<td>pass 1</td>" in by_pass and "<td>pass 2</td>" in by_pass
+    assert ">5.0 ± 0.0</td>" in by_pass
 
 
 def test_the_page_opens_with_one_number_and_shows_what_was_mended(tmp_path: Path) -> None:
@@ -335,7 +362,8 @@ def test_logits_that_are_none(tmp_path: Path) -> None:
             "family: f\ndata: fashion\nsamples: 1\nbatch_size: 1\nexperts: {}\nmethods: {x: {adapter: magic}}",
             "no adapter",
         ),
-        (VALID + "speed: 3", "speed"),
+        (VALID + "speed: 3", r"is not a valid suite: speed: Extra inputs are not permitted\.$"),
+        ("family: f\nsamples: 0", r"data: Field required; samples: Input should be greater than 0; .* more\)\.$"),
         (VALID.replace("experts: {}", "experts: {cola: {}}"), "forward-only"),
         (VALID.replace("experts: {}", "experts: {magic: {}}"), "no adapter 'magic'"),
         (VALID.replace("{adapter: source}", "{adapter: source, options: {lr: 1}}"), "no option 'lr'"),

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import Distribution, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +116,7 @@ def test_bench_writes_table_json_and_page(tmp_path: Path) -> None:
     assert "±" in result.stdout
     assert len(json.loads((tmp_path / "r.json").read_text())["results"]) == 8
     assert "<svg" in (tmp_path / "r.html").read_text()
+    assert "[bold" not in result.stdout
 
 
 def test_demo_in_small(tmp_path: Path) -> None:
@@ -172,14 +173,52 @@ def test_verbose_says_where_an_error_comes_from() -> None:
 def test_what_is_missing_can_be_installed(
     clone: bool, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(errors, "installed_from", lambda: None)
     (tmp_path / "src" / "mergetta").mkdir(parents=True)
     if clone:
         (tmp_path / "constraints.txt").touch()
     monkeypatch.setattr(errors, "__file__", str(tmp_path / "src" / "mergetta" / "errors.py"))
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    result = mergetta("hub", "serve", cwd=tmp_path)
+    result = mergetta("hub", "serve", "--port", 0, cwd=tmp_path)
     assert result.returncode == 2
     assert command.format(tmp_path) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "extras"),
+    [("demo", "torch,bench"), ("bench fashion-bn", "torch,bench"), ("export --out m", "torch,export")],
+)
+def test_one_command_installs_all_that_a_verb_lacks(verb: str, extras: str) -> None:
+    """In a process of its own, without PyTorch."""
+    code = f"import sys; sys.modules['torch'] = None; sys.argv = 'mergetta {verb}'.split()\n"
+    code += "from mergetta.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "This command needs torch: pip install" in result.stderr and f"[{extras}]" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "command"),
+    [
+        ('{{"url": "file://{0}", "dir_info": {{}}}}', "pip install -c {0}/constraints.txt '{0}[hub]'"),
+        ('{{"url": "file://{0}/m.whl", "archive_info": {{}}}}', "pip install '{0}/m.whl[hub]'"),
+        ('{{"url": "file://{0}/gone.whl", "archive_info": {{}}}}', "pip install 'mergetta[hub]'"),
+        ('{{"url": "https://e.org/m.whl", "archive_info": {{}}}}', "pip install 'mergetta[hub]'"),
+        ("", "pip install 'mergetta[hub]'"),
+    ],
+)
+def test_extras_come_from_where_mergetta_came_from(
+    told: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An install that is not editable, from a clone or of a wheel: there is no mergetta in an index."""
+    (tmp_path / "constraints.txt").touch()
+    (tmp_path / "m.whl").touch()
+    facts = tmp_path / "site" / "mergetta-0.1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "direct_url.json").write_text(told.format(tmp_path))
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "site" / "python" / "mergetta" / "errors.py"))
+    monkeypatch.setattr(errors, "distribution", lambda name: Distribution.at(facts))
+    assert errors.how_to_install("hub") == command.format(tmp_path)
 
 
 class TestBadInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
 )
 def test_commands_run(page: Path, run: Callable[[Path], Path]) -> None:
     run(page)
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("scripts/*.py")), ids=lambda script: script.name)
+def test_scripts_find_what_they_import(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They measure what the pages say, some of them for hours: here they are only read."""
+    monkeypatch.syspath_prepend(script.parent)
+    runpy.run_path(str(script), run_name="read")
 
 
 def test_readme_code_runs(run: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, images: np.ndarray) -> None:

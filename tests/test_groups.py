@@ -33,11 +33,9 @@ from mergetta.groups import (
 from mergetta.models.discovery import find_blocks, find_classifier, find_groups
 from mergetta.runtimes.torch_runtime import TorchRuntime
 
-from .zoo import import_zoo
-
 
 def timm_model(name: str) -> nn.Module:
-    timm = import_zoo("timm")
+    timm = pytest.importorskip("timm")
     return timm.create_model(name, pretrained=False, num_classes=10)
 
 

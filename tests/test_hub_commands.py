@@ -68,6 +68,17 @@ class TestCommands:
         result = mergetta("adapt", "nowhere/", "--out", "e", "--hub", hub.url, "--token", "abc", cwd=tmp_path)
         assert result.returncode == 2
         assert "The hub refused" in result.stderr
+        hub.misbehave = [401]
+        result = mergetta("adapt", "nowhere/", "--out", "e", "--hub", hub.url, cwd=tmp_path)
+        assert "The hub asks for a token: give it as --token" in result.stderr
+
+    def test_who_may_not_upload_is_told_before_the_work(self, hub: StubHub, tmp_path: Path) -> None:
+        """By what only contributors may ask."""
+        command = ["adapt", "nowhere/", "--out", "e", "--hub", hub.url, "--token", "abc"]
+        for _ in range(2):  # the first time the family is registered
+            assert "Cannot read nowhere" in mergetta(*command, cwd=tmp_path).stderr
+        method, path, _ = hub.requests[-1]
+        assert (method, path.rpartition("/")[2]) == ("GET", "experts?limit=1")
 
     def test_run(self, hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         class Model(NumpyRuntime):

@@ -23,7 +23,6 @@ from mergetta.streams.moments import batch_moments
 
 from .contracts import RuntimeContract
 from .moving import moved
-from .zoo import import_zoo
 
 pytest.importorskip("onnxscript")
 
@@ -265,7 +264,7 @@ def test_same_trajectory_as_torch(family: Family, onnx_runtime: OnnxRuntime, ima
 
 @pytest.mark.parametrize(("name", "size"), [("vit_tiny_patch16_224", 224), ("mobilenetv3_small_050", 64)])
 def test_public_architectures(name: str, size: int, tmp_path: Path) -> None:
-    timm = import_zoo("timm")
+    timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, num_classes=7).eval()
     family = Family(name, model, Preprocessing((0.5,) * 3, (0.5,) * 3, size), tuple("abcdefg"), f"timm:{name}")
@@ -285,7 +284,7 @@ def test_public_architectures(name: str, size: int, tmp_path: Path) -> None:
 
 def test_our_resnet50_is_the_public_one() -> None:
     """Same keys, same numbers as timm's on random weights."""
-    timm = import_zoo("timm")
+    timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     public, ours = timm.create_model("resnet50", pretrained=False).eval(), ARCHITECTURES["resnet-50"]().eval()
     ours.load_state_dict(public.state_dict())

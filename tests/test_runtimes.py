@@ -18,7 +18,6 @@ from mergetta.streams.moments import batch_moments
 
 from .contracts import RuntimeContract
 from .numpy_runtime import NumpyRuntime
-from .zoo import import_zoo
 
 
 class TestTorchRuntime(RuntimeContract):
@@ -238,7 +237,7 @@ def test_transformer_signature_leaves_out_the_class_token(images: np.ndarray) ->
 
 def test_activation_inside_a_norm_layer_survives() -> None:
     """timm's BatchNormAct2d normalises and activates; the blend must not lose the second half."""
-    timm = import_zoo("timm")
+    timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model("tf_efficientnet_lite0", pretrained=False, num_classes=5).eval()
     pixels = np.random.default_rng(0).random((2, 3, 64, 64)).astype(np.float32)

@@ -365,9 +365,9 @@ class TestCaptions:
         assert [r["visit"] for r in content["results"]] == [1, 1, 2, 2]
         plan = mergetta(*command, *streams, "--dry-run", cwd=tmp_path)
         assert caption in " ".join(plan.stdout.split())
-        assert "to measure: 0 of 4" in " ".join(plan.stdout.split())
+        assert "4 are in cache, 0 are to be measured" in " ".join(plan.stdout.split())
         again = mergetta(*command, "--batch-size", 8, "--dry-run", cwd=tmp_path)
-        assert "to measure: 4 of 4" in " ".join(again.stdout.split())
+        assert "0 are in cache, 4 are to be measured" in " ".join(again.stdout.split())
 
     def test_a_wrong_order_is_one_sentence(self) -> None:
         result = mergetta("bench", "fashion-bn", "--order", "random")

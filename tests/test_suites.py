@@ -69,8 +69,16 @@ def test_a_plan(tmp_path: Path) -> None:
     plan = plan_of(Part(suite, "roid", ["fog"], [0, 1]), tmp_path)
     text = "\n".join(plan.lines())
     assert not plan.missing
-    assert "4 of 4 results, 28 experts" in text
+    assert f"4 results: 0 are in {tmp_path}, 4 are to be measured, 0 come with experts" in text
+    assert "experts to make: 28" in text
     assert "core-hours" in text
+
+
+def test_a_plan_tells_what_comes_with_experts_from_what_is_known(tmp_path: Path) -> None:
+    """ROID itself on fog makes the expert of fog, which merge on snow needs."""
+    suite = load_suite("fashion-bn").restricted(["roid", "merge"], samples=40)
+    lines = plan_of(Part(suite, "roid", ["fog", "snow"], [0]), tmp_path).lines()
+    assert f"4 results: 0 are in {tmp_path}, 2 are to be measured, 2 come with experts" in lines
 
 
 def test_experts_from_other_images_by_the_command_line(tmp_path: Path) -> None:

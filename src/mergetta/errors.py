@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 
 class MergettaError(ValueError):
@@ -10,8 +14,20 @@ class MergettaError(ValueError):
 
 
 def how_to_install(extras: str) -> str:
-    """The command that adds extras: from the clone that this code is in, or to an installed wheel."""
+    """The command that adds extras: from the clone that this code is in, or from where it was installed."""
     clone = Path(__file__).parents[2]
-    if (clone / "constraints.txt").is_file():
-        return f"pip install -c {clone / 'constraints.txt'} -e '{clone}[{extras}]'"
-    return f"pip install 'mergetta[{extras}]'"
+    place = clone if (clone / "constraints.txt").is_file() else installed_from()
+    if place is None or not place.exists():
+        return f"pip install 'mergetta[{extras}]'"
+    limits = f"-c {place / 'constraints.txt'} " if (place / "constraints.txt").is_file() else ""
+    return f"pip install {limits}{'-e ' if place == clone else ''}'{place}[{extras}]'"
+
+
+def installed_from() -> Path | None:
+    """The clone or the wheel that pip was given; None if it came from an index."""
+    try:
+        told = json.loads(distribution("mergetta").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return None
+    parts = urlsplit(told.get("url", ""))
+    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None

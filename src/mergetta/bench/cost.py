@@ -8,7 +8,6 @@ it: a plain export in evaluation mode, nothing of ours, not even the normalisati
 
 from __future__ import annotations
 
-import html
 import signal
 import subprocess
 import sys
@@ -260,16 +259,13 @@ def cells(row: dict[str, Any]) -> list[str]:
 def cost_page(rows: Sequence[dict[str, Any]]) -> str:
     """Chart and table in one file."""
     from mergetta.bench.figures import cost_ratios
-    from mergetta.bench.report import page
+    from mergetta.bench.page import page, table
 
-    head = "".join(f"<th>{column}</th>" for column in COLUMNS)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells(row)) + "</tr>" for row in rows)
     return page(
         "mergetta · cost",
         "Processor time (median over interleaved rounds) and peak memory (fresh processes), relative to a plain export "
         "of the same model in ONNX Runtime.",
-        f"<figure>{cost_ratios(rows)}</figure><div class=scroll><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>",
+        f"<figure>{cost_ratios(rows)}</figure>{table(COLUMNS, map(cells, rows))}",
     )
 
 

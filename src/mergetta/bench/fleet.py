@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from mergetta.bench.figures import ACCENT, GREY, draw, label_ends
-from mergetta.bench.report import figure, number, page
+from mergetta.bench.page import number, page, table
+from mergetta.bench.report import figure
 from mergetta.bench.showcase import picture, worded
 from mergetta.data.corruptions import corrupt
 from mergetta.data.fashion import load_fashion
@@ -35,10 +36,7 @@ def write_fleet(path: Path, deployed: Mapping[str, float], moments: Sequence[Mom
     if not seen:
         return
     last = seen[-1]
-    rows = "".join(
-        f"<tr><td>{worded(name)}</td><td>{before:.1f}</td><td class=ours>{last.errors[name]:.1f}</td></tr>"
-        for name, before in deployed.items()
-    )
+    rows = [(name.replace("_", " "), f"{before:.1f}", f"{last.errors[name]:.1f}") for name, before in deployed.items()]
     pictures = "".join(
         f"<figure>{picture(corrupt(load_fashion()[0][1:2], name, 5)[0], name)}<figcaption>{worded(name)}</figcaption>"
         "</figure>"
@@ -50,8 +48,7 @@ def write_fleet(path: Path, deployed: Mapping[str, float], moments: Sequence[Mom
 {last.seconds:.0f} seconds later, with {last.experts} experts of other devices and forward passes alone. No device has
 an expert of what it meets itself.</p>
 <h2>What the devices meet</h2><div class=strip>{pictures}</div>
-<h2>Error, percent</h2><table><thead><tr><th>meets</th><th>as deployed</th><th class=ours>latest</th></tr></thead>
-<tbody>{rows}</tbody></table>
+<h2>Error, percent</h2>{table(("meets", "as deployed", "latest"), rows, ours=2)}
 {figure("Error of each device over its latest images, as experts arrive; orange: the whole fleet.", over_time(seen))}"""
     write_atomically(path, page("mergetta · a fleet", "", body).encode())
 

@@ -46,9 +46,12 @@ def plan_of(part: Part, cache: Path) -> Plan:
         return plan
     todo = missing_of([part], cache)
     total = len(domains) * len(seeds) * len(suite.methods)
+    known = total - len(todo.cells) - todo.along
     plan.facts += [
         f"images: {source_of(suite).description}",
-        f"to measure: {len(todo.cells)} of {total} results, {len(todo.experts)} experts; the rest is in {cache}",
+        f"{total} results: {known} are in {cache}, {len(todo.cells)} are to be measured, "
+        f"{todo.along} come with experts",
+        f"experts to make: {len(todo.experts)}",
         f"about {todo.core_hours(suite, domains[0]):.1f} core-hours",
     ]
     if any(find_method(settings.adapter).backprop for settings in suite.methods.values()):
@@ -69,6 +72,8 @@ class Missing:
 
     cells: dict[str, tuple[Suite, Cell]]
     experts: dict[str, Origin]
+    along: int = 0
+    """Results that are measured on the way, because the method itself makes an expert that is missing."""
 
     def core_hours(self, suite: Suite, domain: str) -> float:
         """What it costs, by the time of a forward pass on a domain of a suite; in small batches it is longer."""
@@ -95,10 +100,10 @@ def missing_of(parts: Sequence[Part], cache: Path) -> Missing:
                 missing.cells[key] = part.suite, cell
                 missing.experts |= experts_of(part.suite, cell)
     missing.experts = {key: origin for key, origin in missing.experts.items() if store.expert(key) is None}
-    for origin in missing.experts.values():  # the method itself is measured on the way
+    for origin in missing.experts.values():
         own = same_run(*origin)
-        if own:
-            missing.cells.pop(cell_key(origin.suite, own), None)
+        if own and missing.cells.pop(cell_key(origin.suite, own), None):
+            missing.along += 1
     return missing
 
 

@@ -8,52 +8,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mergetta
 from mergetta.bench.figures import INK, all_figures
+from mergetta.bench.page import number, page
 from mergetta.bench.reproduce import STUDIES
 from mergetta.bench.reproduce.setting import averages
 from mergetta.bench.sheets import Study
 from mergetta.bench.showcase import worded
-from mergetta.bench.tables import OURS, SOURCE, SPREAD, ErrorTable, Number, Record, best_rows, error_table
+from mergetta.bench.tables import (
+    BY_PASS,
+    OURS,
+    SOURCE,
+    SPREAD,
+    ErrorTable,
+    Number,
+    Record,
+    best_rows,
+    error_table,
+    pass_table,
+)
 from mergetta.files import write_atomically
-
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8882; --ours: #c8401a; }
-@media (prefers-color-scheme: dark) { :root { --ours: #ff8a66; } }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { margin-bottom: 0; } .lead { opacity: .75; margin-top: .2rem; overflow-wrap: anywhere; }
-.hero { font-size: 1.25rem; max-width: 44rem; }
-.number { font-size: clamp(2.4rem, 9vw, 4.5rem); font-weight: 700; line-height: 1.1; margin: 1.5rem 0 0; }
-.number span { opacity: .55; font-weight: 400; } .ours, .number b { color: var(--ours); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } tfoot td { border-top: 2px solid var(--line); }
-td[style] { background: rgb(120 120 120 / calc(var(--heat) * .5)); }
-td.best { font-weight: 700; } tr.paper td { font-style: italic; opacity: .8; }
-th.ours, td.ours { border-inline: 2px solid var(--ours); } td.ours, tr.ours td { color: var(--ours); }
-.scroll > table > * > tr > :first-child { position: sticky; left: 0; background: Canvas; }
-nav ul { columns: 18rem; } h2 { margin-top: 3rem; } code { overflow-wrap: anywhere; }
-figure { margin: 2rem 0; } figure svg { width: 100%; height: auto; } figcaption { font-size: .9em; opacity: .8; }
-.strip, .gallery { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fill, minmax(7.2rem, 1fr)); }
-.gallery { grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); }
-.strip figure, .gallery figure { margin: 0; text-align: center; line-height: 1.25; }
-.strip img, .gallery img { width: 100%; aspect-ratio: 1; object-fit: cover; display: block; }
-.strip img, .gallery img { image-rendering: pixelated; }
-.gallery s { opacity: .7; } .gallery figcaption > * { display: block; } .gallery b { color: var(--ours); }
-pre { overflow-x: auto; background: var(--soft); padding: 1rem; border-radius: 6px; font-size: .85em; }
-.narrow { min-width: 560px; }
-@media (max-width: 640px) {
-  .scroll > table > * > tr > :first-child { white-space: normal; min-width: 5rem; max-width: 9rem; }
-  .strip { grid-template-columns: repeat(4, 1fr); gap: .4rem; font-size: .85em; }
-  .gallery { grid-template-columns: repeat(3, 1fr); gap: .6rem; }
-}
-@media print {
-  body { max-width: none; font-size: 9px; } figure, tr { break-inside: avoid; } nav { display: none; }
-  .scroll { overflow: visible; } th, td { padding: .1rem .25rem; white-space: normal; }
-  h2 { break-before: page; }
-}
-"""
-
 
 PROTOCOL = """Each target domain starts from the source model and has the experts of all domains but its own, unless the
 description names a continual run or folds; one pass over the stream, unless it names more; a batch is predicted before
@@ -66,7 +39,8 @@ def write_report(
     """Everything in one file that opens anywhere, offline: one number, images (`pictures`), the table, the figures."""
     table = error_table(records)
     figures = "".join(figure(caption, svg) for caption, svg in all_figures(records).items())
-    backprop = ", ".join(dict.fromkeys(r["method"] for r in records if r["backprop"])) or "None of these methods"
+    backprop = ", ".join(dict.fromkeys(r["method"] for r in records if r["backprop"]))
+    kinds = f"{backprop} back-propagate; all others" if backprop else "All methods"
     several = any(mean.spread is not None for mean in table.average.values())
     body = f"""{headline(table.average, table.domains)}
 <p class=lead>{html.escape(note)}</p>
@@ -74,11 +48,19 @@ def write_report(
 <h2>Error, percent</h2><div class=scroll tabindex=0>{html_table(table)}</div>
 <p>{f"{SPREAD}; " if several else ""}bold: no other is better{" by more than the spread" if several else ""}; the
 stronger the shade, the more errors.</p>
-{figures}
-<h2>Protocol</h2><p>{PROTOCOL} {html.escape(backprop)} back-propagate; all others run forward passes only.</p>
+{by_pass(records)}{figures}
+<h2>Protocol</h2><p>{PROTOCOL} {html.escape(kinds)} run forward passes only.</p>
 <details><summary>Settings</summary><pre>{html.escape(json.dumps(settings, indent=1))}</pre></details>
 """
     write_atomically(path, page(title, "", body).encode())
+
+
+def by_pass(records: Sequence[Record]) -> str:
+    """The errors of long streams, pass by pass."""
+    if all(len(record["passes"]) == 1 for record in records):
+        return ""
+    table = html_table(pass_table(records), "pass")
+    return f"<h2>Error by pass, percent</h2><p>{BY_PASS}</p><div class=scroll tabindex=0>{table}</div>"
 
 
 def headline(average: Mapping[str, Number], names: Sequence[str], suite: str = "") -> str:
@@ -94,11 +76,6 @@ def headline(average: Mapping[str, Number], names: Sequence[str], suite: str = "
     )
 
 
-def number(before: float, after: float) -> str:
-    """What a page opens with."""
-    return f"<p class=number>{before:.1f}&thinsp;% <span>→</span> <b>{after:.1f}&thinsp;%</b></p>"
-
-
 def figure(caption: str, svg: str) -> str:
     """In the colours of the page: ink is the text's, and there is no paper."""
     drawn = svg.replace(INK, "currentColor").replace("fill: #ffffff", "fill: none")
@@ -108,18 +85,7 @@ def figure(caption: str, svg: str) -> str:
     )
 
 
-def page(title: str, lead: str, body: str) -> str:
-    """An HTML document around a body, in the style of all pages."""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>
-<h1>{html.escape(title)}</h1>{f"<p class=lead>{html.escape(lead)}</p>" if lead else ""}
-{body}
-<p>mergetta {mergetta.__version__}</p></body></html>
-"""
-
-
-def html_table(table: ErrorTable) -> str:
+def html_table(table: ErrorTable, rows: str = "domain") -> str:
     """A heat map with numbers; ours stands out."""
     most = max(cell.mean for cell in table.cells.values()) or 1.0
     methods = sorted(table.methods, key=lambda method: (method != SOURCE, method != OURS))  # before and after first
@@ -136,7 +102,7 @@ def html_table(table: ErrorTable) -> str:
     head = "".join(f'<th class="{mark}">{html.escape(method)}</th>' for method, mark in zip(methods, ours, strict=True))
     body = "".join(row(domain, [table.cells[domain, method] for method in methods]) for domain in table.domains)
     foot = row("average", [table.average[method] for method in methods])
-    return f"<table><thead><tr><th>domain</th>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
+    return f"<table><thead><tr><th>{rows}</th>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
 
 
 def write_studies(path: Path, studies: Sequence[Study]) -> None:

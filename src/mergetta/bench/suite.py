@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mergetta.adapters import accepted_options, find_method
 from mergetta.data.corruptions import CORRUPTIONS
+from mergetta.data.own_images import check_domain
 from mergetta.data.sources import open_source
 from mergetta.data.streams import ORDERS, Order
 from mergetta.errors import MergettaError
@@ -125,6 +126,8 @@ class Suite(BaseModel):
         for domain in self.domains:
             if domain not in CORRUPTIONS and self.data != "folder" and not self.data.endswith("-styles"):
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(CORRUPTIONS)}.")
+            if self.data == "folder" and self.folder and self.folder.is_dir():
+                check_domain(self.folder, domain)
         return self
 
     def restricted(
@@ -263,13 +266,25 @@ def load_suite(
         suite = Suite(name=path.stem, **{**settings, **{key: value for key, value in places.items() if value}})
     except MergettaError as error:
         raise MergettaError(f"{path} is not a valid suite: {error}") from error
-    except (ValidationError, yaml.YAMLError, TypeError, AttributeError, KeyError, UnicodeDecodeError) as error:
+    except ValidationError as error:
+        raise MergettaError(f"{path} is not a valid suite: {first_of(error)}") from error
+    except (yaml.YAMLError, TypeError, AttributeError, KeyError, UnicodeDecodeError) as error:
         raise MergettaError(f"{path} is not a valid suite: {' '.join(str(error).split())}") from error
     if suite.data.endswith("-styles"):
         return with_styles(suite, styles or 10)
     if styles:
         raise MergettaError(f"The suite {suite.name} has no styles.")
     return suite
+
+
+def first_of(error: ValidationError) -> str:
+    """The first things that are wrong, in a sentence: where each stands, and what pydantic says of it."""
+    found = [
+        f"{'.'.join(map(str, each['loc']))}: {each['msg']}".removeprefix(": ").replace("Value error, ", "").rstrip(".")
+        for each in error.errors(include_url=False)
+    ]
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+    return f"{'; '.join(found[:3])}{more}."
 
 
 def with_styles(suite: Suite, count: int) -> Suite:

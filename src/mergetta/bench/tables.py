@@ -15,6 +15,7 @@ from mergetta.bench.suite import Suite
 from mergetta.files import write_atomically
 
 Record = dict[str, Any]
+BY_PASS = "The same by pass, means over domains."
 SPREAD = "spread: standard deviation over seeds"
 OURS, SOURCE = "race-merge", "source"
 
@@ -68,10 +69,14 @@ class ErrorTable:
 
 
 def error_table(records: Iterable[Record]) -> ErrorTable:
+    """Records of several streams (batch sizes, orders) have columns of their own."""
+    records = list(records)
+    several = len({stream_of(record) for record in records}) > 1
     errors: dict[tuple[str, str], dict[int, float]] = {}
     for record in records:
         visit = f"{record['visit']} " if record.get("visit") else ""
-        errors.setdefault((visit + record["domain"], record["method"]), {})[record["seed"]] = record["error"]
+        method = f"{record['method']}, {stream_of(record)}" if several else record["method"]
+        errors.setdefault((visit + record["domain"], method), {})[record["seed"]] = record["error"]
     domains = tuple(dict.fromkeys(domain for domain, _ in errors))
     methods = tuple(dict.fromkeys(method for _, method in errors))
     average = {
@@ -87,6 +92,10 @@ def error_table(records: Iterable[Record]) -> ErrorTable:
     return ErrorTable(methods, domains, cells, average)
 
 
+def stream_of(record: Record) -> str:
+    return f"batch {record.get('batch_size')}, {record.get('order')} order"
+
+
 def pass_table(records: Iterable[Record]) -> ErrorTable:
     """Passes × methods, as means over domains: what a long stream teaches."""
     errors: dict[tuple[int, str, int], list[float]] = {}
@@ -99,9 +108,9 @@ def pass_table(records: Iterable[Record]) -> ErrorTable:
     )
 
 
-def rich_table(table: ErrorTable, title: str) -> Table:
+def rich_table(table: ErrorTable) -> Table:
     """For the terminal; in bold what no other method beats by more than the spread."""
-    view = Table(title=title, title_justify="left", show_footer=True, pad_edge=False)
+    view = Table(show_footer=True, pad_edge=False)
     view.add_column("error, %", "average", no_wrap=True)
     averages = emphasised([table.average[method] for method in table.methods])
     for method, mean in zip(table.methods, averages, strict=True):

@@ -70,7 +70,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        fail(escape(f"This command needs {error.name}: {how_to_install(EXTRAS[error.name])}"))
+        extras = OF_VERBS.get("".join(sys.argv[1:2]), EXTRAS[error.name])
+        fail(escape(f"This command needs {error.name}: {how_to_install(extras)}"))
 
 
 def fail(markup: str) -> NoReturn:
@@ -81,13 +82,13 @@ def fail(markup: str) -> NoReturn:
     sys.exit(2)
 
 
+OF_VERBS = {"export": "torch,export"}
+"""Extras of verbs that lack packages of several."""
 EXTRAS = {
     "torch": "torch,bench",
     "cv2": "torch,bench",
     "matplotlib": "torch,bench",
-    "onnx": "torch,export",
-    "onnxscript": "torch,export",
+    "onnx": "export",
+    "onnxscript": "export",
     **dict.fromkeys(("fastapi", "uvicorn", "sqlalchemy", "alembic", "fsspec", "cryptography", "plotly"), "hub"),
-    "PIL": "bench",
-    "scipy": "bench",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,6 +129,7 @@ def command(
 
     Example: `mergetta bench cifar10-c --checkpoint Standard.pt --data /shared/CIFAR-10-C --executor ray --address auto`
     """
+    check_installed()
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
 
@@ -141,6 +143,11 @@ def command(
         show_plan(part, cache or default_cache())
     else:
         compare(part, cache or default_cache(), executor_of(executor, address, jobs), json, html)
+
+
+def check_installed() -> None:
+    """What is missing is said before a suite is read, which would name its first method that needs PyTorch."""
+    import_module("mergetta.bench.runner")
 
 
 def part_of(
@@ -167,7 +174,7 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
     from mergetta.bench.report import write_report
     from mergetta.bench.runner import run_sweep
     from mergetta.bench.showcase import showcase
-    from mergetta.bench.tables import SPREAD, error_table, pass_table, rich_table, settings_of, write_json
+    from mergetta.bench.tables import BY_PASS, SPREAD, error_table, pass_table, rich_table, settings_of, write_json
 
     console = wide_console()
     with executor as workers, bars(console) as show:
@@ -177,9 +184,10 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
         show_failures(outcome.failures)
         raise typer.Exit(1)
     suite, seeds, note = part.suite, part.seeds, caption(part, records[0]["data"])
-    console.print(rich_table(error_table(records), note))
+    console.print(note, highlight=False, markup=False)
+    console.print(rich_table(error_table(records)))
     if suite.passes > 1:
-        console.print(rich_table(pass_table(records), "the same by pass, means over domains"))
+        console.print(BY_PASS, rich_table(pass_table(records)), sep="\n")
     if len(seeds) > 1:
         console.print(SPREAD, style="dim")
     if json:
@@ -193,12 +201,13 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
 
 def caption(part: Part, data: str) -> str:
     """What a table was measured with."""
-    suite, seeds = part.suite, len(part.seeds)
+    suite, seeds, domains = part.suite, len(part.seeds), len(part.domains)
     apart = f" and {suite.expert_samples} others for its expert" if suite.expert_samples else ""
     devices = " and ".join(sorted({method.runtime for method in suite.methods.values() if method.runtime}))
     on = f", forward-only methods on {devices} models" if devices else ""
     return (
-        f"{suite.name}: {suite.family}{on}, {data}, {len(part.domains)} domains at severity {suite.severity}, "
+        f"{suite.name}: {suite.family}{on}, {data}, {domains} domain{'s' if domains > 1 else ''} at severity "
+        f"{suite.severity}, "
         f"{suite.samples} images each{apart}, {suite.streams}, experts by {part.expert}, "
         f"{seeds} seed{'s' if seeds > 1 else ''}"
     )

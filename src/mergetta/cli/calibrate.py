@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,8 @@ def command(
     from mergetta.zeroth_order.calibrate import calibrate_delta
 
     runtime = device_runtime(model, family, checkpoint)
+    if write and model is not None:
+        import_module("onnx")  # before the work
     governed = create("zo-merge", runtime, Bundle.load(bundle, runtime.family), {"loss": loss} if loss else {})
     assert isinstance(governed, Governed)
     adapter = governed.adapter

@@ -36,6 +36,7 @@ def command(
 
     Example: `mergetta demo --json demo.json`
     """
+    bench.check_installed()
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
 

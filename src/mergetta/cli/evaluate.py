@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json as json_format
+from html import escape as escape_html
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import typer
@@ -80,56 +80,76 @@ def command(
         facts = {"family": runtime.family, "settings": settings, "images": len(after.labels), "broken": broken}
         both = {"before": before.facts(), "after": after.facts()}
         typer.echo(json_format.dumps({**facts, "classes": known["classes"], **both}))
-    console = Console(record=html is not None, file=io.StringIO() if json else None, highlight=False)
-    show(console, before, after, known["classes"], settings, broken)
+    sheets, told = tables(before, after, known["classes"]), caption(settings, len(after.labels), broken)
+    if not json:
+        show(sheets, told, broken)
     if html is not None:
         from mergetta.files import write_atomically
 
-        write_atomically(html, console.export_html().encode())
+        write_atomically(html, page_of(before.error, after.error, method, sheets, told).encode())
 
 
-def show(
-    console: Console,
-    before: Score,
-    after: Score,
-    classes: Sequence[str],
-    settings: dict[str, Any],
-    broken: list[str],
-) -> None:
-    for sentence in broken[:3]:
-        console.print(f"left out: {sentence}", markup=False)
-    left = f", {len(broken)} could not be read" if broken else ""
-    console.print(
-        f"{settings['images']}: {len(after.labels)} images{left}; {settings['method']}, batches of "
-        f"{settings['batch_size']}, {settings['order']} order",
-        markup=False,
-    )
-    counts, gained = after.confusion.sum(axis=1), after.class_errors() - before.class_errors()
-    table = Table("class", "images", "error before, %", "after, %", "change")
-    present = [number for number in np.argsort(-after.class_errors()) if counts[number]]
-    for number in present[:MOST_ROWS]:
-        errors = (score.class_errors()[number] for score in (before, after))
-        row = (*(f"{error:.1f}" for error in errors), f"{gained[number]:+.1f}")
-        table.add_row(escape(str(classes[number])), str(counts[number]), *row)
+class Sheet(NamedTuple):
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, ...]]
+    ours: int
+    """The column of what was adapted."""
+
+
+def tables(before: Score, after: Score, classes: Sequence[str]) -> tuple[Sheet, Sheet]:
+    """By class, and what is most often taken for something else."""
+    counts, errors = after.confusion.sum(axis=1), [score.class_errors() for score in (before, after)]
+    present = [number for number in np.argsort(-errors[1]) if counts[number]]
+    rows = [changed(str(classes[i]), counts[i], errors[0][i], errors[1][i]) for i in present[:MOST_ROWS]]
     if len(present) > MOST_ROWS:
-        table.add_row(f"… {len(present) - MOST_ROWS} more with lower error")
-    table.add_section()
-    for name, one, other in (
-        ("all", before.error, after.error),
-        ("calibration (ECE)", before.calibration_error, after.calibration_error),
-    ):
-        table.add_row(name, str(len(after.labels)), f"{one:.1f}", f"{other:.1f}", f"{other - one:+.1f}", style="bold")
-    console.print(table)
-    console.print(confusions(before, after, classes))
-
-
-def confusions(before: Score, after: Score, classes: Sequence[str]) -> Table:
-    """What is most often taken for something else."""
+        rows.append((f"… {len(present) - MOST_ROWS} more with lower error", "", "", "", ""))
+    rows.append(changed("all", len(after.labels), before.error, after.error))
+    rows.append(changed("calibration (ECE)", len(after.labels), before.calibration_error, after.calibration_error))
     one, other = (score.confusion * (1 - np.eye(len(classes), dtype=int)) for score in (before, after))
-    table = Table("class", "taken for", "images before", "after")
-    for place in np.argsort(-np.maximum(one, other), axis=None)[: MOST_ROWS // 2]:
-        true, taken = np.unravel_index(place, one.shape)
-        if one[true, taken] or other[true, taken]:
-            names = (escape(str(classes[number])) for number in (true, taken))
-            table.add_row(*names, str(one[true, taken]), str(other[true, taken]))
-    return table
+    most = np.argsort(-np.maximum(one, other), axis=None)[: MOST_ROWS // 2]
+    pairs = [np.unravel_index(place, one.shape) for place in most]
+    taken = [
+        (str(classes[i]), str(classes[j]), str(one[i, j]), str(other[i, j]))
+        for i, j in pairs
+        if one[i, j] or other[i, j]
+    ]
+    return (
+        Sheet(("error, %", "images", "before", "after", "change"), rows, 3),
+        Sheet(("images of", "taken for", "before", "after"), taken, 3),
+    )
+
+
+def changed(name: str, count: int, before: float, after: float) -> tuple[str, ...]:
+    return name, str(count), f"{before:.1f}", f"{after:.1f}", f"{after - before:+.1f}"
+
+
+def caption(settings: dict[str, Any], count: int, broken: Sequence[str]) -> str:
+    left = f", {len(broken)} could not be read" if broken else ""
+    return (
+        f"{settings['images']}: {count} images{left}; {settings['method']}, batches of {settings['batch_size']}, "
+        f"{settings['order']} order"
+    )
+
+
+def show(sheets: Sequence[Sheet], told: str, broken: Sequence[str]) -> None:
+    console = Console(highlight=False)
+    for sentence in (*(f"left out: {sentence}" for sentence in broken[:3]), told):
+        console.print(sentence, markup=False)
+    for sheet in sheets:
+        table = Table(*sheet.columns)
+        for row in sheet.rows:
+            table.add_row(*map(escape, row), style="bold" if row[0] in ("all", "calibration (ECE)") else None)
+        console.print(table)
+
+
+def page_of(before: float, after: float, method: str, sheets: Sequence[Sheet], told: str) -> str:
+    from mergetta.bench.page import number, page, table
+
+    by_class, confusions = (table(*sheet) for sheet in sheets)
+    body = f"""{number(before, after)}
+<p class=hero>of the predictions are wrong: with the model as it was deployed, and with <b class=ours>{method}</b>,
+which adapts while it predicts, with forward passes alone.</p>
+<p class=lead>{escape_html(told)}</p>
+<h2>Error by class</h2>{by_class}
+<h2>Most often taken for something else</h2>{confusions}"""
+    return page("mergetta · evaluation", "", body)

@@ -38,7 +38,9 @@ def command(
 
 
 def introduce(client: HubClient, source: FamilyFile) -> None:
-    """Let the hub know the family, or see that it has the same source model, before there is any work to lose."""
+    """Let the hub know the family, or see that it has the same source model and takes experts from us, before there is
+    any work to lose.
+    """
     from mergetta.family_file import FamilyFile
 
     known = client.family_file(source.family)
@@ -46,6 +48,7 @@ def introduce(client: HubClient, source: FamilyFile) -> None:
         client.register_family(source.to_bytes())
     else:
         FamilyFile.from_bytes(known, "the hub's family file").check_base(source.base)
+        client.check_contributor(source.family)
 
 
 def share(client: HubClient, expert: Expert) -> None:

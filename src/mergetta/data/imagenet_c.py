@@ -222,7 +222,10 @@ class FolderMaker:
     def __init__(self, source: Path, out: Path, seed: int, frost: Path | None = None) -> None:
         clean = find_clean(source)
         if clean is None or clean.is_file():
-            raise MergettaError(f"{source} has no class folders (WNID/*.JPEG or val/WNID/*.JPEG) to corrupt.")
+            raise MergettaError(
+                f"{source} has no class folders (WNID/*.JPEG or val/WNID/*.JPEG) to corrupt; images of one's own are "
+                "corrupted as they are read, by a suite with `data: folder`."
+            )
         self.source, self.clean, self.out, self.seed = source, clean, out, seed
         self.frost = frost or find_textures(source.parent if source.name == "val" else source)
         self.classes = class_folders(clean)

@@ -53,8 +53,7 @@ class OwnImages(Source):
         if (self.folder / domain).is_dir():
             check_drawn(draw, self.folder / domain)
             return self.labelled(domain, self.folder / domain)
-        if domain not in CORRUPTIONS:
-            raise MergettaError(f"{self.folder} has no folder {domain!r}, and there is no corruption of that name.")
+        check_domain(self.folder, domain)
         return Domain(domain, Corrupted(self.originals.images, domain, severity, draw), self.originals.labels)
 
     def clean(self, count: int) -> Domain | None:
@@ -64,3 +63,8 @@ class OwnImages(Source):
             return None
         order = generator(0, 0, "subset").permutation(len(clean.labels))
         return last(Domain("clean", Subset(clean.images, order), clean.labels[order]), count)
+
+
+def check_domain(folder: Path, domain: str) -> None:
+    if domain not in CORRUPTIONS and not (folder / domain).is_dir():
+        raise MergettaError(f"{folder} has no folder {domain!r}, and there is no corruption of that name.")

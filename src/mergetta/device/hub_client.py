@@ -147,6 +147,10 @@ class HubClient:
                 return None
             raise
 
+    def check_contributor(self, family: str) -> None:
+        """A token that may not upload may not look at others' experts either, and is told so here."""
+        self._request("GET", f"/v1/families/{quote(family, safe='')}/experts?limit=1")
+
     def upload_expert(self, expert: Expert) -> dict[str, Any]:
         """The hub's word on it: `id`, `state`, `domain`. The same expert again changes nothing."""
         if not expert.family:
@@ -222,6 +226,8 @@ class HubClient:
             raise HubUnreachable(
                 f"Cannot reach the hub at {self.url}: {str(cause).rpartition(': ')[2].rstrip('.')}."
             ) from error
+        if answer.status == 401 and "Authorization" not in all_headers:
+            raise HubError("The hub asks for a token: give it as --token, $MERGETTA_TOKEN or `token`.", answer.status)
         if answer.status >= 300 and not (answer.status == 304 and "If-None-Match" in all_headers):
             raise HubError(sentence(answer, self.url), answer.status)
         return answer

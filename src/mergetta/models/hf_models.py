@@ -1,4 +1,4 @@
-"""Any image classifier of Hugging Face transformers, as the family `hf:NAME`. Needs the extra `zoo`."""
+"""Any image classifier of Hugging Face transformers, as the family `hf:NAME`. Needs the extra `hf`."""
 
 from __future__ import annotations
 

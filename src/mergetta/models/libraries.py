@@ -1,4 +1,4 @@
-"""timm and transformers, which are not among the dependencies: the extra `zoo` has them."""
+"""timm and transformers, which are not among the dependencies: the extras `timm` and `hf` have them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 
 from mergetta.errors import MergettaError, how_to_install
 
+EXTRAS = {"timm": "timm", "transformers": "hf"}
+
 
 def import_library(name: str) -> Any:
     """A library, or one sentence on what to install."""
@@ -19,11 +21,12 @@ def import_library(name: str) -> Any:
             import_module("torchvision")
         return import_module(name)
     except ImportError as error:
-        raise MergettaError(f"{name} cannot be imported ({error}): {how_to_install('zoo')}") from error
+        raise MergettaError(f"{name} cannot be imported ({error}): {how_to_install(EXTRAS[name])}") from error
     except RuntimeError as error:  # its compiled operators belong to another build of torch
         build = torch.__version__.partition("+")[2]
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+        spared = "pip uninstall torchvision, which transformers can do without, or " if name == "transformers" else ""
         raise MergettaError(
             f"{name} needs a torchvision that belongs to torch {torch.__version__}, and the installed one does not "
-            f"({error}): pip install --force-reinstall --no-deps torchvision=={version('torchvision')}{index}"
+            f"({error}): {spared}pip install --force-reinstall --no-deps torchvision=={version('torchvision')}{index}"
         ) from error

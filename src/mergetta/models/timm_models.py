@@ -1,4 +1,4 @@
-"""Any image classifier of timm, as the family `timm:NAME`. Needs the extra `zoo`."""
+"""Any image classifier of timm, as the family `timm:NAME`. Needs the extra `timm`."""
 
 from __future__ import annotations
 
