@@ -37,7 +37,6 @@ from mergetta.errors import MergettaError
 DOMAIN, BATCHES = "fog", 20
 ABLATIONS = (
     "-no-probe",
-    "-no-halving",
     "-no-similarity",
     "-no-scale",
     "-no-caution",

@@ -69,7 +69,7 @@ class TestRaceMerge:
         items = items_of(1664)
         (tmp_path / "whole").mkdir()
         *_, summary = self.make(tmp_path / "whole").run(batched(items, 64))
-        assert (summary.images, summary.batches, summary.state, summary.steps) == (1664, 26, SETTLED, 14)
+        assert (summary.images, summary.batches, summary.state, summary.steps) == (1664, 26, SETTLED, 8)
         assert 1 < summary.forwards <= 2
         agent = self.make(tmp_path)
         first = [agent.step(batch) for batch in batched(items, 64)[:3]]

@@ -138,7 +138,7 @@ def test_passes(batch_norm: bool, model: type[Confidence], last: int, size: int,
 
 
 def test_status_is_the_adapters_but_for_the_phase(evenly: np.ndarray) -> None:
-    adapter = in_both_views()
+    adapter = in_both_views(refine=False)  # else it would take steps by then, and go on
     for _ in range(20):
         adapter.predict(evenly)
     inner, outer = adapter.adapter.status(), adapter.status()
@@ -176,6 +176,8 @@ def test_images_without_numbers_are_not_compared(evenly: np.ndarray) -> None:
         {"compared": np.zeros(2, int)},
         {"adapter/shifts": -1},
         {"adapter/candidates": np.ones((5, 9))},
+        {"adapter/scores": np.ones(4)},
+        {"adapter/scores": np.full(5, np.nan)},
     ],
 )
 def test_states_that_are_refused_change_nothing(wrong: dict[str, Any], evenly: np.ndarray) -> None:

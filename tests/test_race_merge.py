@@ -20,7 +20,7 @@ def test_scale_by_hand(evenly: np.ndarray) -> None:
     adapter = race_merge(Confidence(), [expert(1.2), expert(0.9)], temperature=0.1)
     for _ in range(3):
         adapter.predict(evenly)  # two candidates each
-    assert adapter.race.search.rungs == 1
+    assert adapter.race.over
     # the mean of the experts moves by 0.05; shown: once, twice and four times that, the experts, the source model
     caution = 0.04 * np.sqrt([1, 2, 4, 1, 1, 0])  # the more experts
     values = np.array([score(x) for x in (1.05, 1.1, 1.2, 1.2, 0.9, 1.0)]) - caution
@@ -31,32 +31,33 @@ def test_scale_by_hand(evenly: np.ndarray) -> None:
 
 def test_probe_by_hand(evenly: np.ndarray) -> None:
     adapter = race_merge(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1, scale=False)
-    for _ in range(2):
-        adapter.predict(evenly)
+    adapter.predict(evenly)
+    odds = np.exp((score(2.0) - score(1.25)) / 0.1)  # two have been tried; caution is the same
+    np.testing.assert_allclose(adapter.weights, [(odds + 0.5) / (1 + odds), 0.5 / (1 + odds), 0], atol=1e-6)
+    assert not adapter.settled
+    adapter.predict(evenly)
     # shown in this order: the uniform mixture of the experts (1.25), then the experts, then the source model (1)
     exponents = (np.array([score(1.25), score(2.0), score(0.5), score(1.0)]) - 0.04 * np.array([1, 1, 1, 0])) / 0.1
     shares = np.exp(exponents) / np.exp(exponents).sum()
     np.testing.assert_allclose(
         adapter.weights, [shares[0] / 2 + shares[1], shares[0] / 2 + shares[2], shares[3]], atol=1e-6
     )
-    assert not adapter.settled
-
-    # the better two are shown other images; scores are means of two rounds, and count √2 times as much
-    adapter.predict(evenly)
+    assert adapter.race.over
     assert adapter.settled
     assert adapter.race.trials.held is None  # nobody's images are kept longer than needed
-    odds = np.exp(np.sqrt(2) * (score(2.0) - score(1.25)) / 0.1)
-    np.testing.assert_allclose(adapter.weights, [(odds + 0.5) / (1 + odds), 0.5 / (1 + odds), 0], atol=1e-6)
     scale = adapter.weights @ [2.0, 0.5, 1.0]
     np.testing.assert_allclose(softmax(adapter.predict(evenly)), softmax(scale * evenly[:, 0, 0, :CLASSES]), rtol=1e-5)
 
 
-def test_without_halving_everything_is_shown_once(evenly: np.ndarray) -> None:
-    adapter = race_merge(Confidence(), [expert(2.0), expert(0.5)], halving=False)
-    for _ in range(4):
+def test_everything_is_shown_once(evenly: np.ndarray) -> None:
+    adapter = race_merge(Confidence(), [expert(2.0), expert(0.5)])
+    for tried in (2, 4, 6, 6):
         adapter.predict(evenly)
-    assert adapter.settled
-    assert adapter.race.trials.count == len(adapter.race.candidates) == 6
+        assert adapter.race.trials.count == len(adapter.race.scores) == tried
+        assert adapter.race.over == (tried == 6)
+    assert len(adapter.race.candidates) == 6
+    expected = [score(value) for value in (1.25, 1.5, 2.0, 2.0, 0.5, 1.0)]
+    np.testing.assert_allclose(adapter.race.scores, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", [128, 48, 16, 1])
@@ -65,10 +66,11 @@ def test_candidates_are_compared_in_the_same_way_whatever_the_batch(size: int, e
     for start in range(0, 20 * len(evenly), size):
         adapter.predict(evenly[(start + np.arange(size)) % len(evenly)])
     assert adapter.settled
-    assert adapter.race.trials.count == 6 + 3 + 2
+    assert adapter.race.trials.count == 6
     expected = race_merge(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1)
     for _ in range(20):
         expected.predict(evenly)
+    np.testing.assert_allclose(adapter.race.scores, expected.race.scores, rtol=1e-6)
     np.testing.assert_allclose(adapter.weights, expected.weights, rtol=1e-6)
 
 
@@ -160,16 +162,23 @@ def hostile(name: str, value: Any) -> Any:
         hostile("trials.labels", -np.ones(CLASSES)),
         hostile("trials.tally", np.zeros(CLASSES)),
         hostile("trials.tally", np.full(1 + CLASSES, np.nan)),
-        hostile("search.sums", np.full(5, np.nan)),
-        hostile("search.sums", np.zeros((5, 2))),
-        hostile("search.rungs", -1),
-        hostile("search.rung", np.array([0, 0, 1, 2, 3])),
-        hostile("search.weights", np.zeros(5)),
+        hostile("trials.count", 0),
+        hostile("trials.count", 2),
+        hostile("scores", np.full(1, np.nan)),
+        hostile("scores", np.zeros(0)),
+        hostile("scores", np.zeros(2)),
+        hostile("scores", np.zeros(6)),
+        hostile("scores", np.zeros((1, 2))),
+        hostile("scores", np.array(["1"])),
+        hostile("scores", [[1], [1, 2]]),
+        pytest.param({"scores": np.zeros(6), "trials.count": 6}, id="more-scores-than-candidates"),
         hostile("candidates", np.ones((1, 9))),
         hostile("candidates", np.ones((0, 2))),
         hostile("candidates", -np.ones((5, 2))),
         hostile("candidates", np.full((5, 2), "1")),
-        hostile("candidates", np.ones((4, 2))),
+        pytest.param(
+            {"candidates": np.ones((2, 2)), "scores": np.zeros(3), "trials.count": 3}, id="fewer-candidates-than-scores"
+        ),
         hostile("trials.held", np.zeros((2, 4, 4))),
         hostile("trials.held", np.zeros((65, 1, 4, 8), np.uint8)),
         hostile("trials.held", np.zeros((64, 1, 4, 0))),
@@ -196,6 +205,7 @@ def test_states_that_are_refused_change_nothing(wrong: dict[str, Any], evenly: n
         other.predict(images)
     good, before = other.state_dict(), adapter.state_dict()
     assert set(wrong) <= set(good)
+    assert (len(good["candidates"]), len(good["scores"])) == (5, 1)
     expected = adapter.look(evenly)
     with pytest.raises(MergettaError, match="does not fit"):
         adapter.load_state_dict({**good, **wrong})
@@ -341,7 +351,7 @@ def test_caution_is_for_experts_that_gain_little(evenly: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        *[("temperature", value, "temperature must be positive") for value in (0, -1.0, np.nan, np.inf)],
+        *[("temperature", value, "temperature must be at least") for value in (0, -1.0, np.nan, np.inf)],
         *[("caution", value, "caution must not be negative") for value in (-0.1, np.nan, np.inf)],
         *[(name, value, "between 0 and 1") for name in ("mean", "mixed") for value in (-0.1, 1.1, np.nan)],
         *[("held", value, "held and rest must be at least 1") for value in (0, -5)],
@@ -358,10 +368,10 @@ def test_settings_that_are_refused(name: str, value: float, sentence: str) -> No
 
 
 def test_options_are_fields_of_the_settings() -> None:
-    chosen = RaceSettings(caution=0.1, halving=False)
+    chosen = RaceSettings(caution=0.1, scale=False)
     adapter = race_merge(Confidence(), [expert(1.0)], settings=chosen, temperature=0.5, eager=False)
-    assert adapter.settings == RaceSettings(caution=0.1, halving=False, temperature=0.5, eager=False)
-    assert chosen == RaceSettings(caution=0.1, halving=False)
+    assert adapter.settings == RaceSettings(caution=0.1, scale=False, temperature=0.5, eager=False)
+    assert chosen == RaceSettings(caution=0.1, scale=False)
     bundle = build_bundle(Confidence().groups, [expert(1.0)])
     with pytest.raises(MergettaError, match="race-merge has no option 'speed'"):
         create_adapter("race-merge", Confidence(), bundle=bundle, speed=3)
@@ -511,7 +521,7 @@ class TestStatus:
             names = ("value 2.0", "value 0.5", "source model")
             assert status.weights == pytest.approx(dict(zip(names, adapter.weights, strict=True)))
             assert sum(status.weights.values()) == pytest.approx(1)
-        assert steps == [2, 4, 6]
+        assert steps == [2, 4]
         assert status.phase == SETTLED
         adapter.predict(evenly + 5)
         status = adapter.status()

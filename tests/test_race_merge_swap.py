@@ -73,7 +73,7 @@ class TestSwap:
             if name.startswith(("moments.", "domain.", "signature.")) or name in ("shifts", "fallbacks"):
                 np.testing.assert_array_equal(after[name], before[name], err_msg=name)
         assert adapter.status().phase == ADAPTING
-        assert adapter.race.trials.count == adapter.race.search.rungs == 0
+        assert adapter.race.trials.count == len(adapter.race.scores) == 0
         assert "trials.held" not in after
         for _ in range(20):
             adapter.predict(evenly[:96])
@@ -97,10 +97,14 @@ class TestSwap:
         adapter.swap(new)
         again = RaceMerge(Confidence(True), new, temperature=0.5, eager=False)
         again.load_state_dict(adapter.state_dict())
-        np.testing.assert_allclose(again.race.search.handicap, adapter.race.search.handicap)
+        np.testing.assert_array_equal(again.race.candidates, adapter.race.candidates)
         for _ in range(10):
             np.testing.assert_array_equal(adapter.predict(evenly), again.predict(evenly))
         assert_same_state(again.state_dict(), adapter.state_dict())
+        race = again.race
+        assert len(race.scores) == len(race.candidates) == 7
+        shares = np.exp((race.scores - 0.04 * np.sqrt(race.candidates[:, :-1].sum(axis=1))) / 0.5)
+        np.testing.assert_allclose(race.weights, shares @ race.candidates / shares.sum())
 
     @pytest.mark.parametrize("wrong", [np.ones(3), -np.ones(4), np.full(4, np.nan), np.ones((1, 4))])
     def test_hostile_weights_in_a_state_are_refused_and_change_nothing(self, wrong: Any, evenly: np.ndarray) -> None:

@@ -1,4 +1,7 @@
-"""The images that candidates are compared on: held until they look mixed, shown a few at a time, kept in a state."""
+"""The images that candidates are compared on: held until they look mixed, shown a few at a time, kept in a state.
+
+And the race on them: what scores make of weights, by hand.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mergetta import MergettaError
-from mergetta.adapters.forward_only.successive_halving import SuccessiveHalving
-from mergetta.adapters.forward_only.trials import Trials
+from mergetta.adapters.forward_only.race import Race
+from mergetta.adapters.forward_only.trials import BROKEN, Trials
 from mergetta.losses.information import information
 
 SIZE, CLASSES = 8, 4
@@ -62,7 +67,7 @@ class TestHold:
         for label in (0, 1):
             trials.hold(images_of([label] * SIZE), sure([label] * SIZE))
             assert trials.held is None
-            trials.show(SIZE, SuccessiveHalving(np.zeros(2), 0.1), uncertain)
+            assert trials.show(SIZE, 2, lambda images, candidate: pytest.fail("they were let go")) == []
             assert not trials.begun
         mixed = [0, 1, 2, 3] * 2
         trials.hold(images_of(mixed), sure(mixed))
@@ -95,28 +100,58 @@ class TestHold:
 class TestShow:
     @pytest.mark.parametrize("portion", [1, 3, 8, 20])
     def test_whatever_the_portions_the_score_is_the_information(self, portion: int) -> None:
-        trials, search, calls = trials_with(SIZE), SuccessiveHalving(np.zeros(3), 0.1), 0
+        trials = trials_with(SIZE)
+        scores: list[float] = []
         held = trials.held
         assert held is not None
-        while not search.rungs:
-            trials.show(portion, search, uncertain)
-            calls += 1
-        assert calls == -(-3 * SIZE // portion) or portion == 20
+        for _ in range(-(-3 * SIZE // portion)):
+            assert trials.count == len(scores) < 3
+            scores += trials.show(portion, 3, uncertain)
         assert trials.count == 3
-        np.testing.assert_allclose(search.sums, [information(uncertain(held, c)) for c in range(3)], rtol=1e-9)
-        assert trials.held is None  # the next rung has images of its own
-        assert trials.shown == 0
+        np.testing.assert_allclose(scores, [information(uncertain(held, c)) for c in range(3)], rtol=1e-9)
+        assert trials.held is None  # nobody's images are kept longer than needed
+        assert trials.shown == trials.owed == 0
         assert not trials.tally.any()
 
+    @pytest.mark.parametrize("eager", [False, True])
+    @pytest.mark.parametrize("portion", [1, 7, 8, 20, 64, 500])
+    def test_all_are_shown_the_same_images_once(self, portion: int, eager: bool) -> None:
+        """Also where a candidate's images take several passes, or one portion is enough for all."""
+        size, count = 2 * SIZE + 3, 5
+        trials, labels = Trials(size, 0.5, CLASSES, eager), [i % CLASSES for i in range(size)]
+        trials.hold(images_of(labels), sure(labels))
+        seen: list[list[np.ndarray]] = [[] for _ in range(count)]
+
+        def predict(images: np.ndarray, candidate: int) -> np.ndarray:
+            seen[candidate].append(images.copy())
+            return uncertain(images, candidate)
+
+        scores: list[float] = []
+        while trials.count < count:
+            scores += trials.show(portion, count, predict)
+        for parts in seen:
+            np.testing.assert_array_equal(np.concatenate(parts), images_of(labels))
+        expected = [information(uncertain(images_of(labels), candidate)) for candidate in range(count)]
+        np.testing.assert_allclose(scores, expected, rtol=1e-9)
+
+    def test_nothing_is_shown_after_the_last(self) -> None:
+        """Not even if images are held again."""
+        trials, labels = trials_with(SIZE), [i % CLASSES for i in range(SIZE)]
+        assert len(trials.show(2 * SIZE, 2, uncertain)) == 2
+        for _ in range(2):
+            assert trials.show(2 * SIZE, 2, lambda images, candidate: pytest.fail("all have been shown them")) == []
+            assert (trials.count, trials.shown, trials.owed) == (2, 0, 0)
+            trials.hold(images_of(labels), sure(labels))
+
     def test_at_most_as_many_images_as_told(self) -> None:
-        trials, search, seen = trials_with(SIZE), SuccessiveHalving(np.zeros(3), 0.1), []
+        trials, seen = trials_with(SIZE), []
 
         def predict(images: np.ndarray, candidate: int) -> np.ndarray:
             seen.append((len(images), candidate))
             return uncertain(images, candidate)
 
         for portion in (5, 6, 4, 1):
-            trials.show(portion, search, predict)
+            trials.show(portion, 3, predict)
             again = trials.restored(trials.state(""), "")
             assert (again.owed, again.shown) == (trials.owed, trials.shown)
         assert seen == [(8, 0), (8, 1)]  # single frames wait until a pass is worth it
@@ -125,51 +160,56 @@ class TestShow:
     @pytest.mark.parametrize("portion", [1, 2, 8, 40])
     def test_the_first_candidates_are_shown_more(self, portion: int) -> None:
         """Half of them, by up to eight images for each of the stream; a large portion gives no more than it has."""
-        trials, search = Trials(SIZE, 0.5, CLASSES, eager=True), SuccessiveHalving(np.zeros(6), 0.1)
+        trials = Trials(SIZE, 0.5, CLASSES, eager=True)
         labels = [i % CLASSES for i in range(SIZE)]
         trials.hold(images_of(labels), sure(labels))
         counts = []
         for _ in range(3 + SIZE):
-            trials.show(portion, search, uncertain)
+            trials.show(portion, 6, uncertain)
             trials = trials.restored(trials.state(""), "")
             counts.append(trials.count)
         assert counts[:4] == {1: [1, 2, 3, 3], 2: [2, 3, 3, 3], 8: [3, 4, 5, 6], 40: [5, 6, 6, 6]}[portion]
         assert counts[3 + SIZE - 1] == {1: 4, 2: 5}.get(portion, 6)
 
     def test_nothing_is_shown_before_there_are_enough(self) -> None:
-        trials, search = trials_with(SIZE - 1), SuccessiveHalving(np.zeros(3), 0.1)
-        trials.show(SIZE, search, lambda images, candidate: pytest.fail("shown too early"))
+        trials = trials_with(SIZE - 1)
+        assert trials.show(SIZE, 3, lambda images, candidate: pytest.fail("shown too early")) == []
         assert not trials.begun
 
     def test_a_candidate_without_numbers_has_lost(self) -> None:
-        trials, search = trials_with(SIZE), SuccessiveHalving(np.zeros(2), 0.1)
+        """Also if only a single image of its is broken."""
+        for images_broken in (SIZE, 1):
+            trials, scores = trials_with(SIZE), []
+            held = trials.held
+            assert held is not None
 
-        def broken(images: np.ndarray, candidate: int) -> np.ndarray:
-            return np.full((len(images), CLASSES), np.nan) if candidate == 0 else uncertain(images, candidate)
+            def broken(images: np.ndarray, candidate: int, count: int = images_broken) -> np.ndarray:
+                p = uncertain(images, candidate)
+                p[: 0 if candidate else count] = np.nan
+                return p
 
-        for _ in range(6):
-            trials.show(3, search, broken)
-        assert search.over
-        assert np.isfinite(search.sums).all()
-        assert search.weights.tolist() == [0, 1]
+            for _ in range(6):
+                scores += trials.show(3, 2, broken)
+            assert len(scores) == 2
+            assert -np.inf < scores[0] <= np.log(CLASSES) - BROKEN
+            assert scores[1] == pytest.approx(information(uncertain(held, 1)))
 
 
 class TestState:
     @pytest.mark.parametrize("count", [0, 5, SIZE])
     def test_goes_on_exactly(self, count: int) -> None:
         trials = trials_with(count) if count else Trials(SIZE, 0.5, CLASSES)
-        searches = [SuccessiveHalving(np.zeros(3), 0.1) for _ in range(2)]
-        for search in searches[: 1 if count == SIZE else 0]:
-            trials.show(11, search, uncertain)
-            searches[1].restore(search.state(""), "")
+        assert len(trials.show(11, 3, uncertain)) == (count == SIZE)
         again = Trials(SIZE, 0.5, CLASSES).restored(trials.state("trials."), "trials.")
         assert_same_state(again.state(""), trials.state(""))
         labels = [3, 2, 1, 0]
-        for each, search in zip((trials, again), searches, strict=True):
+        found = []
+        for each in (trials, again):
             each.hold(images_of(labels, 50), sure(labels))
-            each.show(7, search, uncertain)
+            found.append(each.show(7, 3, uncertain) + each.show(9, 3, uncertain))
         assert_same_state(again.state(""), trials.state(""))
-        np.testing.assert_array_equal(searches[0].sums, searches[1].sums)
+        assert len(found[0]) == {0: 0, 5: 2, SIZE: 2}[count]
+        assert found[0] == found[1]
 
     def test_images_are_bytes_where_nothing_is_lost(self) -> None:
         """All grey levels come back as they were."""
@@ -247,3 +287,157 @@ class TestState:
         del state[f"trials.{name}"]
         with pytest.raises(MergettaError, match=f"it has no 'trials.{name}'"):
             trials_with(1).restored(state, "trials.")
+
+
+CANDIDATES = np.array([[0.5, 0.5, 0.0], [2.0, 2.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+"""The last weight is the source model's."""
+
+
+def race_of(candidates: np.ndarray = CANDIDATES, caution: float = 0.04, temperature: float = 0.1) -> Race:
+    return Race(Trials(SIZE, 0.5, CLASSES), candidates, caution, temperature)
+
+
+def by_first_weight(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Predictions that depend on the image and on the candidate, here its weights."""
+    return uncertain(images, int(2 * weights[0]))
+
+
+def run(race: Race, portion: int = SIZE) -> None:
+    labels = [i % CLASSES for i in range(portion)]
+    race.run(images_of(labels), sure(labels), by_first_weight)
+
+
+class TestRace:
+    def test_until_somebody_has_been_tried_it_is_the_first(self) -> None:
+        race = race_of()
+        for _ in range(3):
+            assert not race.begun and not race.over
+            np.testing.assert_array_equal(race.weights, CANDIDATES[0])
+            run(race, 2)
+
+    def test_weights_by_hand(self) -> None:
+        """Members have 1, 4, 1 and 0 of the candidates' weights: a caution of 0.04, 0.08, 0.04 and 0."""
+        race = race_of()
+        race.scores = np.array([1.0])
+        np.testing.assert_allclose(race.weights, [0.5, 0.5, 0])
+        race.scores = np.array([1.0, 1.1])  # 0.96 and 1.02
+        odds = np.exp(0.06 / 0.1)
+        each = (0.5 + 2 * odds) / (1 + odds)
+        np.testing.assert_allclose(race.weights, [each, each, 0])
+        assert not race.over
+        race.scores = np.array([1.0, 1.1, 1.06, 0.96])  # 0.96, 1.02, 1.02 and 0.96
+        total = 2 + 2 * odds
+        np.testing.assert_allclose(race.weights, np.array([0.5 + 3 * odds, 0.5 + 2 * odds, 1]) / total)
+        assert race.over
+
+    def test_what_is_shown_is_what_is_scored(self) -> None:
+        race, counts = race_of(), []
+        while not race.over:
+            run(race)
+            counts.append(len(race.scores))
+            assert race.trials.count == counts[-1]
+        assert counts == [1, 2, 3, 4]
+        images = images_of([0] * SIZE)
+        expected = [information(by_first_weight(images, weights)) for weights in CANDIDATES]
+        np.testing.assert_allclose(race.scores, expected, rtol=1e-9)
+        assert race.trials.held is None
+
+    @given(st.lists(st.floats(-3, 3), min_size=1, max_size=40))
+    def test_without_caution_the_best_has_most(self, scores: list[float]) -> None:
+        race = race_of(np.eye(len(scores) + 1)[:-1], caution=0, temperature=0.01)
+        race.scores = np.array(scores)
+        assert scores[int(race.weights.argmax())] == pytest.approx(max(scores), abs=1e-9)
+        assert race.weights.sum() == pytest.approx(1)
+        assert race.weights.min() >= 0
+
+    @pytest.mark.parametrize("broken", range(4))
+    def test_what_is_broken_gets_no_weight(self, broken: int) -> None:
+        """Whenever it is tried, and although nobody is known to be better until the second has been."""
+        race, labels = race_of(np.eye(4)), [i % CLASSES for i in range(SIZE)]
+
+        def predict(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
+            p = uncertain(images, int(weights.argmax()))
+            return np.full_like(p, np.nan) if weights[broken] else p
+
+        for tried in range(1, 5):
+            race.run(images_of(labels), sure(labels), predict)
+            assert np.isfinite(race.scores).all()
+            others = [i for i in range(tried) if i != broken]
+            assert np.flatnonzero(race.weights).tolist() == (others or [0])
+        assert race.over
+
+    def test_if_all_are_broken_weights_are_numbers(self) -> None:
+        race = race_of(np.eye(4), caution=0)
+        race.scores = np.full(4, -BROKEN)
+        np.testing.assert_allclose(race.weights, 1 / 4)
+
+    @pytest.mark.parametrize("portions", [[], [5], [SIZE], [SIZE, 12], [SIZE] * 4])
+    def test_a_state_goes_on_exactly(self, portions: list[int]) -> None:
+        race = race_of()
+        for portion in portions:
+            run(race, portion)
+        state = race.state()
+        assert all(name in ("candidates", "scores") or name.startswith("trials.") for name in state)
+        again = race_of(np.eye(3)).restored(state)  # its candidates are those of the state
+        assert_same_state(again.state(), state)
+        while not race.over:
+            for each in (race, again):
+                run(each, 3)
+            assert_same_state(again.state(), race.state())
+            np.testing.assert_array_equal(again.weights, race.weights)
+        assert again.over
+
+    def test_a_state_is_a_copy(self) -> None:
+        race = race_of()
+        run(race)
+        state = race.state()
+        for each in (race, race.restored(state)):
+            each.scores *= 2
+            each.candidates *= 2
+        np.testing.assert_array_equal(state["candidates"], CANDIDATES)
+        assert state["scores"].tolist() == [race.scores[0] / 2]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"scores": np.zeros(0)},
+            {"scores": np.zeros(1)},
+            {"scores": np.zeros(3)},
+            {"scores": np.zeros(5)},
+            {"scores": np.zeros((2, 1))},
+            {"scores": np.array(1.0)},
+            {"scores": np.array([1.0, np.nan])},
+            {"scores": np.array([1.0, np.inf])},
+            {"scores": np.array(["1", "1"])},
+            {"scores": np.zeros(2, complex)},
+            {"scores": [[1], [1, 2]]},
+            {"scores": None},
+            {"scores": np.zeros(5), "trials.count": 5},  # more than there are candidates
+            {"trials.count": 1},
+            {"trials.count": 3},
+            {"candidates": CANDIDATES[:1]},
+            {"candidates": CANDIDATES[:0]},
+            {"candidates": CANDIDATES[:0], "scores": np.zeros(0), "trials.count": 0},
+            {"candidates": CANDIDATES[:, :2]},
+            {"candidates": CANDIDATES[0]},
+            {"candidates": -CANDIDATES},
+            {"candidates": np.full((4, 3), np.nan)},
+        ],
+    )
+    def test_hostile_states_are_refused(self, wrong: dict[str, Any]) -> None:
+        race, other = race_of(), race_of()
+        run(race)
+        for _ in range(2):
+            run(other)
+        good, before = other.state(), race.state()
+        with pytest.raises(MergettaError, match="does not fit"):
+            race.restored({**good, **wrong})
+        assert_same_state(race.state(), before)
+        assert_same_state(race.restored(good).state(), good)
+
+    @pytest.mark.parametrize("name", ["candidates", "scores", "trials.count"])
+    def test_a_state_that_lacks_something_is_refused(self, name: str) -> None:
+        state = race_of().state()
+        del state[name]
+        with pytest.raises(MergettaError, match=f"it has no '{name}'"):
+            race_of().restored(state)

@@ -49,6 +49,16 @@ def soft_likelihood_ratio(logits: Array) -> Array:
     return -xp.sum(p * xp.log(p / (1 - p) + 1e-5), axis=-1)
 
 
+def likelihood_ratio_slope(logits: Array) -> Array:
+    """The gradient of SLR in the logits, (B, K), in closed form; zero where p is clipped."""
+    xp = array_namespace(logits)
+    p = softmax(logits)
+    odds = p / (1 - xp.clip(p, max=0.99))
+    slope = xp.log(odds + 1e-5) + odds / (1 - xp.clip(p, max=0.99)) / (odds + 1e-5)
+    slope = xp.where(p <= 0.99, slope, xp.zeros_like(slope))
+    return -p * (slope - xp.sum(p * slope, axis=-1, keepdims=True))
+
+
 def sample_weights(logits: Array, mean_prediction: Array, temperature: float) -> tuple[Array, Array]:
     """(weights, keep): certain and uncommon predictions weigh more; the more common half is dropped."""
     xp = array_namespace(logits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -32,15 +32,21 @@ class Mixture:
         self._merged = lru_cache(2)(lambda weights: bundle.mixture(np.frombuffer(weights)[:-1]))
         """Of the last two: what predicts, and what is tried."""
 
-    def __call__(self, images: Array, weights: Vector, learn: bool = False) -> Output:
-        """A pass over images; with `learn` they are the next ones of the stream."""
-        merged = self._merged(np.asarray(weights, dtype=np.float64).tobytes())
-        return self.normalise(images, merged, features_of(self.bundle.members, weights[:-1]), learn)
+    def __call__(
+        self, images: Array, weights: Vector, learn: bool = False, moved: Mapping[str, Vector] | None = None
+    ) -> Output:
+        """A pass over images; with `learn` they are the next ones of the stream. `moved` is added to the groups."""
+        return self.normalise(
+            images, self.groups(weights, moved), features_of(self.bundle.members, weights[:-1]), learn
+        )
 
-    def folded(self, weights: Vector) -> Predict:
+    def groups(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
+        merged = self._merged(np.asarray(weights, dtype=np.float64).tobytes())
+        return {**merged, **{name: merged[name] + vector for name, vector in (moved or {}).items()}}
+
+    def folded(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> Predict:
         """A pass with these weights and the moments as they are now, at the cost of a plain model."""
-        merged = self.bundle.mixture(weights[:-1])
-        return self.normalise.folded(merged, features_of(self.bundle.members, weights[:-1]))
+        return self.normalise.folded(self.groups(weights, moved), features_of(self.bundle.members, weights[:-1]))
 
     def is_finite(self, weights: Vector) -> bool:
         with np.errstate(over="ignore", invalid="ignore"):

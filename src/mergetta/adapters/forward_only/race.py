@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.adapters.forward_only.successive_halving import SuccessiveHalving
-from mergetta.adapters.forward_only.trials import Trials
+from mergetta.adapters.forward_only.trials import BROKEN, Trials
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
 from mergetta.streams.state import Field, checked
+
+LARGEST = 100.0
+"""No candidate weighs a member more."""
 
 
 class Race:
@@ -28,22 +30,15 @@ class Race:
         What a candidate has to gain over the source model, times the square root of what it gives to members.
     temperature
         Of the softmax over scores.
-    rungs
-        At most so many; None: until two are left.
     """
 
     def __init__(
-        self,
-        trials: Trials,
-        candidates: Sequence[Vector] | NDArray[Any],
-        caution: float,
-        temperature: float,
-        rungs: int | None = None,
+        self, trials: Trials, candidates: Sequence[Vector] | NDArray[Any], caution: float, temperature: float
     ) -> None:
         self.trials, self.candidates = trials, np.vstack(list(candidates))
-        self.rules = caution, temperature, rungs
-        handicap = caution * np.sqrt(self.candidates[:, :-1].sum(axis=1))
-        self.search = SuccessiveHalving(handicap, temperature, rungs)
+        self.rules = caution, temperature
+        self.scores: Vector = np.empty(0)
+        """Of those that have been tried."""
 
     @property
     def begun(self) -> bool:
@@ -51,28 +46,44 @@ class Race:
 
     @property
     def over(self) -> bool:
-        return self.search.over
+        return len(self.scores) == len(self.candidates)
 
     @property
     def weights(self) -> Vector:
-        return np.asarray(self.search.weights @ self.candidates)
+        """The softmax of the scores over the candidates that have been tried; until then, the first one."""
+        tried = self.candidates[: max(1, len(self.scores))]
+        caution, temperature = self.rules
+        exponents = (self.scores - caution * np.sqrt(tried[:, :-1].sum(axis=1))) / temperature
+        return np.asarray(soften(exponents) @ tried) if len(self.scores) else tried[0]
 
     def run(
         self, images: NDArray[Any], p: NDArray[Any], predict: Callable[[NDArray[Any], Vector], NDArray[Any]]
     ) -> None:
         """Take in images of the stream with their predictions; as many are shown to candidates."""
         self.trials.hold(images, p)
-        self.trials.show(len(images), self.search, lambda part, index: predict(part, self.candidates[index]))
+        count = len(self.candidates)
+        new = self.trials.show(len(images), count, lambda part, index: predict(part, self.candidates[index]))
+        self.scores = np.append(self.scores, new)
 
     def state(self) -> dict[str, Any]:
-        return {"candidates": self.candidates.copy(), **self.trials.state("trials."), **self.search.state("search.")}
+        own = {"candidates": self.candidates.copy(), "scores": self.scores.copy()}
+        return {**own, **self.trials.state("trials.")}
 
     def restored(self, state: Mapping[str, Any]) -> Race:
         """One that goes on from a state, or one sentence."""
         members = self.candidates.shape[1] - 1
-        candidates = checked(state, {"candidates": Field((None, members + 1), low=0)})["candidates"]
-        if not len(candidates):
+        weights = Field((None, members + 1), low=0, high=LARGEST)
+        scores = Field((None,), low=-2 * BROKEN, high=np.log(self.trials.classes) + 1e-6)
+        found = checked(state, {"candidates": weights, "scores": scores})
+        trials, count = self.trials.restored(state, "trials."), len(found["candidates"])
+        over = trials.held is not None and trials.count == count
+        if over or not count or not trials.count == len(found["scores"]) <= count:
             raise MergettaError(f"This state does not fit race-merge with {members} members.")
-        new = Race(self.trials.restored(state, "trials."), candidates, *self.rules)
-        new.search.restore(state, "search.")
+        new = Race(trials, found["candidates"], *self.rules)
+        new.scores = found["scores"]
         return new
+
+
+def soften(exponents: Vector) -> Vector:
+    weights = np.exp(exponents - exponents.max())
+    return np.asarray(weights / weights.sum())

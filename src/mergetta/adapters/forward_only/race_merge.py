@@ -14,6 +14,7 @@ from mergetta.adapters.base import ADAPTING, SETTLED, Adapter, Status, check_bun
 from mergetta.adapters.forward_only.cola import by_similarity
 from mergetta.adapters.forward_only.mixture import Mixture
 from mergetta.adapters.forward_only.race import Race
+from mergetta.adapters.forward_only.refinement import Refinement
 from mergetta.adapters.forward_only.trials import Trials
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle, Members
@@ -66,18 +67,18 @@ class RaceSettings:
     """Whether half of the candidates of a new domain are tried at once, by up to eight further passes: until then it is
     a first mixture that nothing has tested, and that whoever copies a signature has a part in. The others wait until
     more is known of the moments."""
-    halving: bool = True
-    """Whether the better half is tried again, on other images."""
     scale: bool = True
     """Whether multiples of the members' mean are tried."""
     moments: bool = True
     """Whether BatchNorm normalises with merged moments that follow the stream, instead of with the batch's own."""
+    refine: bool = True
+    """Whether steps are taken after the race, on long streams."""
     align: bool = True
     """Whether features are aligned where there is no BatchNorm."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < np.inf:
-            raise MergettaError(f"temperature must be positive, not {self.temperature}.")
+        if not 1e-6 <= self.temperature < np.inf:
+            raise MergettaError(f"temperature must be at least 1e-6, not {self.temperature}.")
         if not 0 <= self.caution < np.inf:
             raise MergettaError(f"caution must not be negative, not {self.caution}.")
         if not (self.shift > 0 and self.wake > 0 and self.memory > 0 and self.home >= 0):
@@ -94,9 +95,10 @@ class RaceMerge(Adapter):
       twice and four times the members' mean (experts are rarely trained to the end, and what they share points
       further), each member, the source model.
     - **Score**: information maximisation. Sure of each image, varied over all (`losses/information.py`).
-    - **Search**: successive halving on images of the stream, a few per batch (`trials.py`). w is the softmax of the
-      scores over the candidates. Where classes come one by one scores would mislead, so images are shown only if they
-      look mixed; until then it is the first mixture.
+    - **Race**: every candidate is shown the same images of the stream, a few per batch (`trials.py`). w is the softmax
+      of the scores over the candidates. Where classes come one by one scores would mislead, so images are shown only if
+      they look mixed; until then it is the first mixture.
+    - **Refinement**: on streams that go on, steps from there (`refinement.py`).
     - **Moments**: BatchNorm normalises with the moments of the mixture, moved to where the stream says they are, as far
       as it can be believed (`normaliser.py`), so batches of any size and classes in any order are treated alike.
       Without BatchNorm, and if `source` is given (`measure_source`), the classifier's input is aligned in this way.
@@ -178,12 +180,16 @@ class RaceMerge(Adapter):
         self.carried: Vector | None = None
         """Weights to start with instead of by similarity: what another bundle amounted to."""
         self.race = self._race([self.mean])
+        self.refinement = self._refinement()
+
+    def _refinement(self) -> Refinement:
+        return Refinement(self.bundle, self.classes, self.settings.mixed)
 
     def _race(self, candidates: Sequence[Vector] | NDArray[Any], trials: Trials | None = None) -> Race:
         """A new one, on images of its own unless some are held already."""
         chosen = self.settings
         trials = trials or Trials(chosen.held, chosen.mixed, self.classes, chosen.eager)
-        return Race(trials, candidates, chosen.caution, chosen.temperature, None if chosen.halving else 1)
+        return Race(trials, candidates, chosen.caution, chosen.temperature)
 
     @property
     def weights(self) -> Vector:
@@ -197,8 +203,9 @@ class RaceMerge(Adapter):
 
     def status(self) -> Status:
         return Status(
-            phase=SETTLED if self.settled else ADAPTING,
-            steps=self.race.trials.count,
+            phase=ADAPTING if not self.settled or self.refining else SETTLED,
+            steps=self.race.trials.count + self.refinement.steps,
+            moved=float(np.linalg.norm(self.refinement.point)),
             shifts=self.visit.shifts,
             fallbacks=self.fallbacks,
             normalises="what the source model was trained with" if self.home else self.normalise.describe(),
@@ -212,26 +219,55 @@ class RaceMerge(Adapter):
         if adapt and self._follow(to_numpy(output.signature), p):
             output = self._merge(images, learn=True)
             p = probabilities(output)
-        if not np.isfinite(p).all():
+        broken = not np.isfinite(p).all()
+        if broken:
             self.fallbacks += adapt
             output = self.runtime(images, given=1.0)
             p = probabilities(output)
-        if adapt and not self.settled and np.isfinite(p).all():
-            self.race.run(to_numpy(images), p, lambda part, weights: probabilities(self.mixture(part, weights)))
+        if adapt and np.isfinite(p).all():
+            self._improve(to_numpy(images), to_numpy(output.logits), p, broken)
         return output.logits
+
+    def _improve(self, images: NDArray[Any], logits: NDArray[Any], p: NDArray[Any], broken: bool) -> None:
+        """First the race, then steps from where it has led, unless it was the source model that answered."""
+        weights = self.weights
+        if not self.settled:
+            self.race.run(images, p, lambda part, weights: probabilities(self.mixture(part, weights)))
+        elif self.refining and not broken:
+            self.refinement.run(
+                images,
+                logits,
+                lambda part, moved: to_numpy(self.mixture(part, weights, moved=moved).logits),
+                lambda part, moved: to_numpy(self.runtime(part, self.mixture.groups(weights, moved)).logits),
+            )
+
+    @property
+    def refining(self) -> bool:
+        """Whether a domain is known well enough to take steps in it, and there are steps left."""
+        wanted = self.settings.refine and self.settings.probe and not self.home and not self.refinement.over
+        return wanted and self.settled and (self.refinement.steps > 0 or self.visit.count >= self.settings.rest)
 
     @property
     def resting(self) -> bool:
         """Whether a domain is known so well that the model is plain until it changes."""
-        return self.settled and self.visit.count >= self.settings.rest
+        return self.settled and self.visit.count >= self.settings.rest and not self.refining
 
     def _at_rest(self, images: Array) -> Output:
         if self._folded is None:
-            self._folded = self.runtime.folded(self.runtime.groups) if self.home else self.mixture.folded(self.weights)
+            self._folded = self._fold()
         return self._folded(images)
 
+    def _fold(self) -> Predict:
+        return (
+            self.runtime.folded(self.runtime.groups)
+            if self.home
+            else self.mixture.folded(self.weights, self.refinement.moved())
+        )
+
     def _merge(self, images: Array, learn: bool) -> Output:
-        return self.runtime(images, given=1.0) if self.home else self.mixture(images, self.weights, learn)
+        if self.home:
+            return self.runtime(images, given=1.0)
+        return self.mixture(images, self.weights, learn, self.refinement.moved())
 
     def look(self, images: Array) -> Array:
         return self.predict(images, adapt=False)
@@ -281,7 +317,7 @@ class RaceMerge(Adapter):
         if moments is not None and self.normalise.moments is not None:
             self.normalise.moments.restore(moments.state())
         self.carried = carried(before, self.names) if self.visit.count and not self.home else None
-        self.race = self._race(self._order())
+        self.race, self.refinement = self._race(self._order()), self._refinement()
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -289,6 +325,7 @@ class RaceMerge(Adapter):
             "fallbacks": self.fallbacks,
             **({} if self.carried is None else {"carried": self.carried.copy()}),
             **self.race.state(),
+            **self.refinement.state("refinement."),
             **self.visit.state(),
             **({} if self.normalise.moments is None else self.normalise.moments.state()),
         }
@@ -300,9 +337,11 @@ class RaceMerge(Adapter):
         found = checked(state, fields)
         channels = None if self.signatures is None else self.signatures.shape[2]
         race, visit = self.race.restored(state), self.visit.restored(state, self.classes, channels)
+        refinement = self.refinement.restored(state, "refinement.")
         if self.normalise.moments is not None:
             self.normalise.moments.restore(state)
-        self.race, self.visit, self.fallbacks = race, visit, int(found["fallbacks"])
+        self.race, self.visit, self.refinement = race, visit, refinement
+        self.fallbacks = int(found["fallbacks"])
         self.carried, self._folded, self.home = found.get("carried"), None, self._at_home()
 
 

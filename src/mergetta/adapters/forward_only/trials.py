@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.adapters.forward_only.successive_halving import SuccessiveHalving
 from mergetta.errors import MergettaError
 from mergetta.losses.information import entropy_of
 from mergetta.streams.classes import mixed
@@ -73,35 +72,33 @@ class Trials:
         if len(self.held) == self.size and mixed(self.labels) < self.least:
             self.held = None
 
-    def show(
-        self, images: int, search: SuccessiveHalving, predict: Callable[[NDArray[Any], int], NDArray[Any]]
-    ) -> None:
-        """Show the candidates whose turn it is as many of the held images as the stream has had, not one by one."""
-        if self.held is None or len(self.held) < self.size:
-            return
-        at_once = (len(search.rung) // 2 - search.shown) * self.size - self.shown
-        self.owed += max(images, min(TOGETHER * images, at_once)) if self.eager and not search.rungs else images
-        while self.held is not None and self.owed >= min(TOGETHER, self.size - self.shown) and not search.over:
+    def show(self, images: int, candidates: int, predict: Callable[[NDArray[Any], int], NDArray[Any]]) -> list[float]:
+        """Show the candidates whose turn it is as many of the held images as the stream has had, not one by one.
+
+        Gives the scores of those that have now seen them all.
+        """
+        scores: list[float] = []
+        if self.held is None or len(self.held) < self.size or self.count >= candidates:
+            return scores
+        at_once = (candidates // 2 - self.count) * self.size - self.shown
+        self.owed += max(images, min(TOGETHER * images, at_once)) if self.eager else images
+        while self.count < candidates and self.owed >= min(TOGETHER, self.size - self.shown):
             part = self.held[self.shown : self.shown + self.owed]
-            p = predict(part, search.next)
+            p = predict(part, self.count)
             self.owed -= len(part)
             self.shown += len(part)
             entropies = entropy_of(p).sum() if np.isfinite(p).all() else BROKEN * self.size
             self.tally = self.tally + np.append(entropies, np.nan_to_num(p).sum(axis=0))
             if self.shown < self.size:
                 continue
-            search.enter(float(entropy_of(self.tally[1:] / self.size)) - self.tally[0] / self.size)
+            scores.append(float(entropy_of(self.tally[1:] / self.size)) - self.tally[0] / self.size)
             self.count, self.shown, self.tally = self.count + 1, 0, np.zeros_like(self.tally)
-            if search.over or not search.shown:
-                self.held, self.owed = None, 0  # the next round has images of its own
+        if self.count == candidates:
+            self.held, self.owed = None, 0  # nobody's images are kept longer than needed
+        return scores
 
     def state(self, prefix: str) -> dict[str, Any]:
-        """Images are kept as bytes where nothing is lost, which is a quarter."""
-        held = {}
-        if self.held is not None:
-            pixels = np.rint(np.clip(self.held, 0, 1) * 255).astype(np.uint8)
-            lossless = np.array_equal(pixels / np.float32(255), self.held)
-            held = {f"{prefix}held": pixels if lossless else self.held.copy()}
+        held = {} if self.held is None else {f"{prefix}held": packed(self.held)}
         return {
             f"{prefix}count": self.count,
             f"{prefix}shown": self.shown,
@@ -130,6 +127,16 @@ class Trials:
         new.count, new.shown, new.owed = (int(found[name]) for name in ("count", "shown", "owed"))
         new.labels, new.tally = found["labels"], found["tally"]
         if f"{prefix}held" in state:
-            stored = np.asarray(state[f"{prefix}held"])
-            new.held = (stored / np.float32(255) if stored.dtype == np.uint8 else stored).astype(np.float32)
+            new.held = unpacked(state[f"{prefix}held"])
         return new
+
+
+def packed(images: NDArray[np.float32]) -> NDArray[Any]:
+    """Images as bytes where nothing is lost, which is a quarter."""
+    pixels = np.rint(np.clip(images, 0, 1) * 255).astype(np.uint8)
+    return pixels if np.array_equal(pixels / np.float32(255), images) else images.copy()
+
+
+def unpacked(stored: Any) -> NDArray[np.float32]:
+    pixels = np.asarray(stored)
+    return (pixels / np.float32(255) if pixels.dtype == np.uint8 else pixels).astype(np.float32)

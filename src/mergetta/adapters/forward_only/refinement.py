@@ -1,0 +1,237 @@
+"""After the race: steps along the directions that members share, by a gradient that forward passes have learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.adapters.forward_only.trials import BROKEN, packed, unpacked
+from mergetta.bundle import Bundle
+from mergetta.errors import MergettaError
+from mergetta.groups import Vector, learnable
+from mergetta.losses.information import entropy_of
+from mergetta.losses.probabilities import softmax
+from mergetta.losses.roid import likelihood_ratio_slope, sample_weights
+from mergetta.losses.views import colour_and_geometry
+from mergetta.seeds import generator
+from mergetta.streams.classes import mixed
+from mergetta.streams.domain import predicted
+from mergetta.streams.state import Field, checked
+from mergetta.zeroth_order.broyden import Jacobian
+
+Forward = Callable[[NDArray[Any], dict[str, Vector]], NDArray[Any]]
+"""Logits of images with something added to the groups."""
+LARGEST = 2**20
+"""Numbers that the Jacobian has at most: with more classes, several share one."""
+
+
+@dataclass(frozen=True)
+class RefineSettings:
+    """Chosen at severity 4 of fashion-bn (docs/research-log.md)."""
+
+    rank: int = 3
+    """Directions per group, the strongest of the members' task vectors. With five the estimate is worse, with one the
+    gain is half."""
+    delta: float = 0.1
+    """How far a perturbation goes, in units of how far members go along a direction."""
+    lr: float = 0.05
+    """Of Adam, in the same units."""
+    momentum: float = 0.98
+    """Of Adam's mean: what single sets of images say is noisy."""
+    pull: float = 0.01
+    """Share of the way back to the race's mixture that every step ends with (ROID's weight ensembling)."""
+    temperature: float = 1 / 3
+    """Of ROID's weights."""
+    size: int = 64
+    """Images per step."""
+    together: int = 8
+    """Images that share a direction."""
+    warm: int = 20
+    """Sets of images that only teach the Jacobian, before the first step."""
+    block: int = 32
+    """Sets of images from one duel to the next."""
+    duel: int = 8
+    """The last sets of a block, on which the point meets the best one so far."""
+    gain: float = 0.001
+    """Information that it has to have gained there."""
+    failures: int = 2
+    """Lost duels after which it is over; each halves the steps to come."""
+    blocks: int = 12
+    """After which it is over in any case."""
+
+
+class Refinement:
+    """θ = mixture + Σ c v: a few directions v per group, one coordinate c each.
+
+    Once in 64 images that look mixed:
+
+    - **Perturb**: eight images at a time go through a pass with a direction of their own. What that changes in their
+      logits is taken in by the Jacobian (`zeroth_order/broyden.py`).
+    - **Loss**: ROID's, with the weights of the unperturbed pass. The likelihood ratio of the images, and the
+      cross-entropy of a second view of those that ROID keeps, with the prediction of the first as its target. Their
+      gradients in the logits are exact.
+    - **Step**: Adam on Jᵀ ∂loss/∂logits, and a pull back to the mixture.
+    - **Duel**: after 24 steps the point rests, and meets the best one so far on 8 sets of images, each with the batch's
+      own statistics. The score is that of the race, information. Who loses is left: steps that please a loss need not
+      be right.
+
+    That is 1.5 to 2 more forward passes for each of these images, for at most 404 sets of 64. Of a larger batch, 64 are
+    taken.
+
+    References
+    ----------
+    Marsden et al. 2024 (ROID): the loss, its weights, weight ensembling. Sohn et al. 2020 (FixMatch): a second view is
+    to agree with the prediction for the first.
+    """
+
+    def __init__(self, bundle: Bundle, classes: int, least: float, settings: RefineSettings | None = None) -> None:
+        self.bundle, self.least = bundle, least
+        self.settings = settings or RefineSettings()
+        self.names, self.directions = directions(bundle, self.settings.rank)
+        self.size = sum(len(each) for each in self.directions)
+        self.point, self.mean, self.square = (np.zeros(self.size) for _ in range(3))
+        self.classes = classes
+        self.cells = min(classes, max(1, LARGEST // max(1, classes * self.size)))
+        self.jacobian = Jacobian(self.cells, classes, self.size)
+        self.average = np.full(classes, 1 / classes)
+        """ROID's running mean of the predictions."""
+        self.steps = 0
+        """Sets of images that were taken in."""
+        self.best, self.lost = self.point, 0
+        """The point to go back to, and how many duels were lost against it."""
+        self.tally = np.zeros((2, 1 + classes))
+        """Of the point and of the best one in the duel: sums of entropies and of predictions."""
+        self.held: list[NDArray[np.float32]] = []
+        self.logits: list[NDArray[np.float64]] = []
+
+    @property
+    def over(self) -> bool:
+        chosen = self.settings
+        return self.lost >= chosen.failures or self.steps >= chosen.warm + chosen.blocks * chosen.block or not self.size
+
+    def moved(self, point: Vector | None = None) -> dict[str, Vector]:
+        """What is added to the groups."""
+        point = self.point if point is None else point
+        if not point.any():
+            return {}
+        ends = np.cumsum([len(each) for each in self.directions])
+        return {
+            name: (point[end - len(each) : end] @ each).astype(np.float32)
+            for name, each, end in zip(self.names, self.directions, ends, strict=True)
+        }
+
+    def run(self, images: NDArray[Any], logits: NDArray[Any], forward: Forward, alone: Forward) -> None:
+        """Take in images of the stream with what was predicted for them, until there are 64 for a step.
+
+        `forward` normalises as the stream does, `alone` with the statistics of the images themselves.
+        """
+        if self.over:
+            return
+        room = self.settings.size - sum(map(len, self.held))
+        if self.held and self.held[0].shape[1:] != images.shape[1:]:
+            self.held, self.logits, room = [], [], self.settings.size
+        self.held.append(np.array(images[:room], dtype=np.float32))
+        self.logits.append(np.array(logits[:room], dtype=np.float64))
+        if sum(map(len, self.held)) < self.settings.size:
+            return
+        images, logits = np.concatenate(self.held), np.concatenate(self.logits)
+        self.held, self.logits = [], []
+        if mixed(predicted(softmax(logits))) < self.least:
+            return
+        within = (self.steps - self.settings.warm) % self.settings.block
+        self.steps += 1
+        if self.steps > self.settings.warm and within >= self.settings.block - self.settings.duel:
+            self._duel(images, alone, within == self.settings.block - 1)
+        else:
+            self._step(images, logits, forward)
+
+    def _step(self, images: NDArray[Any], logits: NDArray[Any], forward: Forward) -> None:
+        chosen, rng = self.settings, generator(0, self.steps, "refine")
+        cells = logits.argmax(axis=1) % self.cells
+        for start in range(0, len(images), chosen.together):
+            part, z = slice(start, start + chosen.together), rng.standard_normal(self.size)
+            change = forward(images[part], self.moved(self.point + chosen.delta * z)) - logits[part]
+            if np.isfinite(change).all():
+                self.jacobian.learn(cells[part], change / chosen.delta, z)
+        weights, keep = sample_weights(logits, self.average, chosen.temperature)
+        self.average = 0.9 * self.average + 0.1 * softmax(logits).mean(axis=0)
+        if self.steps <= chosen.warm:
+            return
+        weights = np.where(keep, weights, 0)[:, None] / len(images)
+        gradient = self.jacobian.gradient(cells, weights * likelihood_ratio_slope(logits))
+        seen = forward(colour_and_geometry(images, rng, keep), self.moved()).astype(np.float64)
+        apart = softmax(seen) - softmax(logits[keep])
+        gradient += self.jacobian.gradient(seen.argmax(axis=1) % self.cells, weights[keep] * apart)
+        if np.isfinite(gradient).all():
+            self._move(gradient, self.steps - chosen.warm)
+
+    def _duel(self, images: NDArray[Any], alone: Forward, last: bool) -> None:
+        """A set of images for both points; after the last one, who is better stays."""
+        for row, point in enumerate((self.point, self.best)):
+            p = softmax(alone(images, self.moved(point)).astype(np.float64))
+            entropies = entropy_of(p).sum() if np.isfinite(p).all() else BROKEN * len(p)
+            self.tally[row] += np.append(entropies, np.nan_to_num(p, nan=1 / self.classes).sum(axis=0))
+        if not last:
+            return
+        here, best = (entropy_of(row[1:] / row[1:].sum()) - row[0] / row[1:].sum() for row in self.tally)
+        self.tally = np.zeros_like(self.tally)
+        if here > best + self.settings.gain:
+            self.best = self.point
+        else:
+            self.point, self.lost = self.best, self.lost + 1
+            self.mean = np.zeros_like(self.mean)
+
+    def _move(self, gradient: Vector, step: int) -> None:
+        """Adam (Kingma and Ba 2015), and the pull."""
+        chosen = self.settings
+        self.mean = chosen.momentum * self.mean + (1 - chosen.momentum) * gradient
+        self.square = 0.999 * self.square + 0.001 * gradient**2
+        scale = np.sqrt(self.square / (1 - 0.999**step)) + 1e-8
+        moved = self.point - chosen.lr * 0.5**self.lost * self.mean / (1 - chosen.momentum**step) / scale
+        self.point = (1 - chosen.pull) * moved
+
+    def state(self, prefix: str) -> dict[str, Any]:
+        own = {name: getattr(self, name).copy() for name in ("point", "best", "mean", "square", "average", "tally")}
+        if self.held:
+            own |= {"held": packed(np.concatenate(self.held)), "logits": np.concatenate(self.logits)}
+        jacobian = self.jacobian.state(f"{prefix}jacobian.") if self.steps and not self.over else {}
+        counts = {f"{prefix}steps": self.steps, f"{prefix}lost": self.lost}
+        return {**counts, **{f"{prefix}{key}": value for key, value in own.items()}, **jacobian}
+
+    def restored(self, state: Mapping[str, Any], prefix: str) -> Refinement:
+        """One that goes on from a state, or one sentence."""
+        each, count = Field((self.size,)), Field(low=0, whole=True)
+        fields = {"steps": count, "lost": count, "point": each, "best": each, "mean": each}
+        fields |= {"square": Field((self.size,), low=0), "average": Field((self.classes,), low=0)}
+        fields["tally"] = Field(self.tally.shape, low=0)
+        if f"{prefix}held" in state:
+            fields |= {"held": Field((None, None, None, None)), "logits": Field((None, self.classes))}
+        found = checked(state, fields, prefix)
+        new = Refinement(self.bundle, self.classes, self.least, self.settings)
+        new.steps, new.lost = int(found["steps"]), int(found["lost"])
+        for name in ("point", "best", "mean", "square", "average", "tally"):
+            setattr(new, name, found[name])
+        if "held" in found:
+            if not 0 < len(found["held"]) == len(found["logits"]) < self.settings.size or not found["held"].size:
+                raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
+            new.held, new.logits = [unpacked(state[f"{prefix}held"])], [found["logits"]]
+        if new.steps and not new.over:
+            new.jacobian = self.jacobian.restored(state, f"{prefix}jacobian.")
+        return new
+
+
+def directions(bundle: Bundle, rank: int) -> tuple[list[str], list[NDArray[np.float64]]]:
+    """The strongest directions of the members' task vectors in each group, as long as members go along them."""
+    names, found = [], []
+    for name in learnable(bundle.base):
+        tasks = bundle.member_tasks[name].astype(np.float64)
+        _, lengths, rows = np.linalg.svd(tasks, full_matrices=False)
+        kept = lengths[:rank] > 1e-3 * max(lengths[0], 1e-12)
+        if kept.any():
+            names.append(name)
+            found.append((lengths[:rank, None] * rows[:rank])[kept] / np.sqrt(len(tasks)))
+    return names, found
