@@ -28,6 +28,7 @@ readers = APIRouter(prefix="/v1", responses=DOORS, tags=["bundles"])
 BUILDING: dict[int | str, dict[str, Any]] = {
     202: {"model": Problem, "description": "Being built for the first time: ask again after `Retry-After` seconds."},
     304: {"description": "You have it."},
+    409: {"model": Problem, "description": "Too many variants are in use."},
 }
 FOR_EVER = "max-age=31536000, immutable"
 
