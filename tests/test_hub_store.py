@@ -182,6 +182,16 @@ class StoreContract:
         assert registered.variant_built(FAMILY, without_mine) == -1
         assert registered.current(FAMILY, Variant()) is None
 
+    def test_a_consumer_does_not_use_up_the_variants(self, registered: Store) -> None:
+        most = registered.limits.variants_per_token
+        for i in range(most):
+            registered.want(FAMILY, Variant.of([f"{i}"]), "greedy")
+        assert registered.want(FAMILY, Variant.of(["0"]), "greedy")
+        with pytest.raises(Conflict, match=f"asked for {most} variants"):
+            registered.want(FAMILY, Variant.of(["another"]), "greedy")
+        assert registered.want(FAMILY, Variant.of(["another"]), "modest") is False
+        assert registered.want(FAMILY, Variant.of(["another"]), "greedy")
+
     def test_one_builder_at_a_time(self, registered: Store) -> None:
         assert registered.lease(FAMILY, "a", 60)
         assert registered.lease(FAMILY, "a", 60)

@@ -94,11 +94,11 @@ def test_roundtrip() -> None:
 @pytest.mark.parametrize("kind", ["images", "domains"])
 def test_hostile_files_are_refused(kind: str, wrong: np.ndarray) -> None:
     data = build_bundle(BASE, [expert(0)]).to_bytes()
-    tensors, header = decode(data, "mergetta.bundle", 2, "x", "")
+    tensors, header = decode(data, "mergetta.bundle", 3, "x", "")
     header = {k: v for k, v in header.items() if k not in ("format", "version")}
     hostile = {**tensors, f"variances/{kind}": wrong.astype(np.float32)}
     with pytest.raises(MergettaError):
-        Bundle.from_bytes(encode(hostile, "mergetta.bundle", 2, header))
+        Bundle.from_bytes(encode(hostile, "mergetta.bundle", 3, header))
 
 
 def test_variances_of_other_layers_are_refused() -> None:

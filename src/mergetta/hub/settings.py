@@ -37,6 +37,8 @@ class Limits(BaseModel):
     """Of one family; those that have retired count while their content is kept."""
     devices_per_token: Annotated[int, Field(ge=1)] = 10_000
     """Of one family."""
+    variants_per_token: Annotated[int, Field(ge=1)] = 20
+    """Of one family, that this token was the first to ask for: nobody uses up those that the hub keeps."""
     device_days: Annotated[float, Field(gt=0)] = 90.0
     """A device that has not been heard of for so long is forgotten."""
     retired_days: Annotated[float, Field(ge=0)] = 7.0

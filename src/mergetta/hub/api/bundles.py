@@ -28,6 +28,7 @@ readers = APIRouter(prefix="/v1", responses=DOORS, tags=["bundles"])
 BUILDING: dict[int | str, dict[str, Any]] = {
     202: {"model": Problem, "description": "Being built for the first time: ask again after `Retry-After` seconds."},
     304: {"description": "You have it."},
+    409: {"model": Problem, "description": "Too many variants are in use."},
 }
 FOR_EVER = "max-age=31536000, immutable"
 
@@ -51,7 +52,7 @@ async def get_current(
 ) -> Response:
     """Which bundle is current, signed like the bundle itself, which is at /v1/blobs. `ETag` is the bundle's SHA-256."""
     variant = variant_for(token, exclude, exclude_own)
-    served = hub.fresh(family, variant) or await run_in_threadpool(find_bundle, hub, family, variant)
+    served = hub.fresh(family, variant) or await run_in_threadpool(find_bundle, hub, family, variant, token)
     if served is None:
         return being_built()
     pointer = hub.pointer(served)
@@ -77,7 +78,7 @@ async def get_bundle(
 ) -> Response:
     """The current bundle; without some domains or one's own uploads if asked so. `ETag` is its SHA-256."""
     variant = variant_for(token, exclude, exclude_own)
-    served = hub.fresh(family, variant) or await run_in_threadpool(find_bundle, hub, family, variant)
+    served = hub.fresh(family, variant) or await run_in_threadpool(find_bundle, hub, family, variant, token)
     if served is None:
         return being_built()
     headers = headers_for(served.record, served.record.signature, "no-cache")
@@ -108,14 +109,14 @@ def headers_for(bundle: BundleRecord, signature: str | None, caching: str) -> di
     return {**headers, "X-Mergetta-Signature": signature} if signature else headers
 
 
-def find_bundle(hub: Hub, family: str, variant: Variant) -> Served | None:
+def find_bundle(hub: Hub, family: str, variant: Variant, token: TokenRecord | None) -> Served | None:
     """The bundle that the database knows. A variant is ordered; an older one of it does until then."""
     ordered, current = bool(variant.key), True
     if variant.key:
         check_variant(hub, family, variant)
         try:
             generation = hub.store.family(family).generation
-            known = hub.store.want(family, variant)
+            known = hub.store.want(family, variant, token.id if token else None)
             hub.builder.wake()
             ordered = hub.store.variant_built(family, variant) < generation  # first: it may be built any moment
             current = known or not ordered

@@ -25,8 +25,8 @@ def written(pattern: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Whole = written(r"\d{1,19}")
-Number = written(r"\d{1,19}(\.\d{1,19})?([eE][+-]?\d{1,3})?")
+Whole = written(r"-?\d{1,19}(\.0{1,19})?")
+Number = written(r"-?\d{1,19}(\.\d{1,19})?([eE][+-]?\d{1,3})?")
 Flag = Annotated[bool, written("true|false")]
 FamilyName = Annotated[str, Path(pattern=NAME)]
 ExpertId = Annotated[str, Path(pattern=DIGEST)]

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from mergetta.bundle import Bundle
 from mergetta.hub.records import BundleRecord, Variant
+from mergetta.hub.settings import Limits
 from mergetta.hub.store.schema import bundles, families, variants
 from mergetta.hub.store.storage import Conflict, NotThere, Storage, reachable, record, repeated
 
@@ -22,6 +23,8 @@ BUNDLES_KEPT = 20
 
 
 class BundleStore(Storage):
+    limits: Limits
+
     def lease(self, family: str, owner: str, seconds: float) -> bool:
         """Whether this process may build the family's bundles for now."""
         now = time.time()
@@ -158,7 +161,7 @@ class BundleStore(Storage):
             rows = connection.execute(query).all()
         return [record(BundleRecord, row) for row in reversed(rows)]
 
-    def want(self, family: str, variant: Variant) -> bool:
+    def want(self, family: str, variant: Variant, asker: str | None = None) -> bool:
         """Ask for a variant to be built and kept up to date while it is in demand; False if it was not until now."""
         now = time.time()
         same = sa.and_(variants.c.family == family, variants.c.key == variant.key)
@@ -166,15 +169,18 @@ class BundleStore(Storage):
             before = connection.execute(sa.select(variants.c.wanted).where(same)).scalar()
             alive = sa.select(sa.func.count()).where(variants.c.family == family, variants.c.wanted > now - DEMAND)
             others = int(connection.execute(alive).scalar_one())
+            own = int(connection.execute(alive.where(variants.c.asker == asker)).scalar_one())
         if before is not None and before > now - DEMAND / 12:
             return True  # not worth a write
         if before is None and others >= VARIANTS:
             raise Conflict(f"{others} variants of this family are in use, which is the most the hub keeps.")
+        if before is None and own >= self.limits.variants_per_token:
+            raise Conflict(f"This token has asked for {own} variants of this family, the most it may have in use.")
 
         def note() -> None:
             with self.database.write() as connection:
                 if not connection.execute(variants.update().where(same).values(wanted=now)).rowcount:
-                    row = {"family": family, "key": variant.key, "domains": list(variant.domains)}
+                    row = {"family": family, "key": variant.key, "domains": list(variant.domains), "asker": asker}
                     connection.execute(variants.insert().values(**row, token=variant.token, wanted=now, built=-1))
 
         with reachable():

@@ -85,6 +85,7 @@ variants = Table(
     Column("token", Text),
     Column("wanted", Float, nullable=False),
     Column("built", Integer, nullable=False),
+    Column("asker", Text),
 )
 tokens = Table(
     "tokens",
