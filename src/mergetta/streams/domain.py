@@ -146,6 +146,11 @@ class DomainMoments:
         kept = max(0.0, self.stream.count - len(moments)) / before if before else 0.0
         self.classes = kept * self.classes + predicted(probabilities)
 
+    def fade(self, share: float) -> None:
+        """What was taken in counts for a part of it: the network has changed."""
+        self.stream.sums, self.stream.count = share * self.stream.sums, share * self.stream.count
+        self.classes = share * self.classes
+
     def clear(self) -> None:
         self.stream.clear()
         self.classes = np.zeros_like(self.classes)

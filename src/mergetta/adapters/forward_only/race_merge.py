@@ -239,7 +239,10 @@ class RaceMerge(Adapter):
                 logits,
                 lambda part, moved: to_numpy(self.mixture(part, weights, moved=moved).logits),
                 lambda part, moved: to_numpy(self.runtime(part, self.mixture.groups(weights, moved)).logits),
+                self.normalise.moments,
             )
+            if self.refinement.over:
+                self.visit.seen.clear()  # moments are to be those of where it ends, before it rests
 
     @property
     def refining(self) -> bool:
@@ -339,6 +342,8 @@ class RaceMerge(Adapter):
         race, visit = self.race.restored(state), self.visit.restored(state, self.classes, channels)
         refinement = self.refinement.restored(state, "refinement.")
         if self.normalise.moments is not None:
+            if refinement.kept:
+                self.normalise.moments.check(refinement.kept)
             self.normalise.moments.restore(state)
         self.race, self.visit, self.refinement = race, visit, refinement
         self.fallbacks = int(found["fallbacks"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mergetta.adapters.base import part
 from mergetta.adapters.forward_only.trials import BROKEN, packed, unpacked
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
@@ -19,7 +20,7 @@ from mergetta.losses.roid import likelihood_ratio_slope, sample_weights
 from mergetta.losses.views import colour_and_geometry
 from mergetta.seeds import generator
 from mergetta.streams.classes import mixed
-from mergetta.streams.domain import predicted
+from mergetta.streams.domain import DomainMoments, predicted
 from mergetta.streams.state import Field, checked
 from mergetta.zeroth_order.broyden import Jacobian
 
@@ -42,6 +43,8 @@ class RefineSettings:
     """Of Adam, in the same units."""
     momentum: float = 0.98
     """Of Adam's mean: what single sets of images say is noisy."""
+    fade: float = 0.9
+    """What moments of the stream, taken before a step, count for after it."""
     pull: float = 0.01
     """Share of the way back to the race's mixture that every step ends with (ROID's weight ensembling)."""
     temperature: float = 1 / 3
@@ -60,7 +63,7 @@ class RefineSettings:
     """Information that it has to have gained there."""
     failures: int = 2
     """Lost duels after which it is over; each halves the steps to come."""
-    blocks: int = 12
+    blocks: int = 6
     """After which it is over in any case."""
 
 
@@ -79,8 +82,9 @@ class Refinement:
       own statistics. The score is that of the race, information. Who loses is left: steps that please a loss need not
       be right.
 
-    That is 1.5 to 2 more forward passes for each of these images, for at most 404 sets of 64. Of a larger batch, 64 are
-    taken.
+    Moments belong to a point: with every step those of before fade, and who goes back to a point gets its own back.
+
+    That is 1.5 to 2 more forward passes for each of these images, for at most 212 sets of 64.
 
     References
     ----------
@@ -105,6 +109,8 @@ class Refinement:
         """The point to go back to, and how many duels were lost against it."""
         self.tally = np.zeros((2, 1 + classes))
         """Of the point and of the best one in the duel: sums of entropies and of predictions."""
+        self.kept: dict[str, Any] = {}
+        """The moments of the best point."""
         self.held: list[NDArray[np.float32]] = []
         self.logits: list[NDArray[np.float64]] = []
 
@@ -124,52 +130,75 @@ class Refinement:
             for name, each, end in zip(self.names, self.directions, ends, strict=True)
         }
 
-    def run(self, images: NDArray[Any], logits: NDArray[Any], forward: Forward, alone: Forward) -> None:
+    def run(
+        self,
+        images: NDArray[Any],
+        logits: NDArray[Any],
+        forward: Forward,
+        alone: Forward,
+        moments: DomainMoments | None = None,
+    ) -> None:
         """Take in images of the stream with what was predicted for them, until there are 64 for a step.
 
-        `forward` normalises as the stream does, `alone` with the statistics of the images themselves.
+        `forward` normalises as the stream does (with `moments`), `alone` with the statistics of the images themselves.
         """
-        if self.over:
-            return
-        room = self.settings.size - sum(map(len, self.held))
+        if moments is not None and not self.steps:
+            self.kept = moments.state()
         if self.held and self.held[0].shape[1:] != images.shape[1:]:
-            self.held, self.logits, room = [], [], self.settings.size
-        self.held.append(np.array(images[:room], dtype=np.float32))
-        self.logits.append(np.array(logits[:room], dtype=np.float64))
-        if sum(map(len, self.held)) < self.settings.size:
+            self.held, self.logits = [], []
+        self.held.append(np.array(images, dtype=np.float32))
+        self.logits.append(np.array(logits, dtype=np.float64))
+        sets = sum(map(len, self.held)) // self.settings.size
+        if not sets:
             return
-        images, logits = np.concatenate(self.held), np.concatenate(self.logits)
-        self.held, self.logits = [], []
-        if mixed(predicted(softmax(logits))) < self.least:
-            return
-        within = (self.steps - self.settings.warm) % self.settings.block
-        self.steps += 1
-        if self.steps > self.settings.warm and within >= self.settings.block - self.settings.duel:
-            self._duel(images, alone, within == self.settings.block - 1)
-        else:
-            self._step(images, logits, forward)
+        images, logits, start = np.concatenate(self.held), np.concatenate(self.logits), self.point
+        self.held, self.logits = [], []  # of what is left over, logits are of another point
+        for chosen in np.arange(sets * self.settings.size).reshape(sets, -1):
+            if not self.over and mixed(predicted(softmax(logits[chosen]))) >= self.least:
+                self._take(images[chosen], logits[chosen], forward, alone, moments, start)
 
-    def _step(self, images: NDArray[Any], logits: NDArray[Any], forward: Forward) -> None:
+    def _take(
+        self,
+        images: NDArray[Any],
+        logits: NDArray[Any],
+        forward: Forward,
+        alone: Forward,
+        moments: DomainMoments | None,
+        start: Vector,
+    ) -> None:
+        """A set of images, predicted at the point `start`: for a step, or for a duel."""
+        chosen = self.settings
+        within = (self.steps - chosen.warm) % chosen.block
+        self.steps += 1
+        if self.steps > chosen.warm and within >= chosen.block - chosen.duel:
+            self._duel(images, alone, moments, within == chosen.block - 1)
+            return
+        gradient = self._gradient(images, logits, forward, start)
+        if gradient is not None and np.isfinite(gradient).all():
+            self._move(gradient, self.steps - chosen.warm)
+            if moments is not None:
+                moments.fade(chosen.fade)
+
+    def _gradient(self, images: NDArray[Any], logits: NDArray[Any], forward: Forward, start: Vector) -> Vector | None:
+        """Of the loss at a point; None as long as the Jacobian is only being learnt."""
         chosen, rng = self.settings, generator(0, self.steps, "refine")
         cells = logits.argmax(axis=1) % self.cells
-        for start in range(0, len(images), chosen.together):
-            part, z = slice(start, start + chosen.together), rng.standard_normal(self.size)
-            change = forward(images[part], self.moved(self.point + chosen.delta * z)) - logits[part]
+        for first in range(0, len(images), chosen.together):
+            some, z = slice(first, first + chosen.together), rng.standard_normal(self.size)
+            change = forward(images[some], self.moved(start + chosen.delta * z)) - logits[some]
             if np.isfinite(change).all():
-                self.jacobian.learn(cells[part], change / chosen.delta, z)
+                self.jacobian.learn(cells[some], change / chosen.delta, z)
         weights, keep = sample_weights(logits, self.average, chosen.temperature)
         self.average = 0.9 * self.average + 0.1 * softmax(logits).mean(axis=0)
         if self.steps <= chosen.warm:
-            return
+            return None
         weights = np.where(keep, weights, 0)[:, None] / len(images)
         gradient = self.jacobian.gradient(cells, weights * likelihood_ratio_slope(logits))
-        seen = forward(colour_and_geometry(images, rng, keep), self.moved()).astype(np.float64)
+        seen = forward(colour_and_geometry(images, rng, keep), self.moved(start)).astype(np.float64)
         apart = softmax(seen) - softmax(logits[keep])
-        gradient += self.jacobian.gradient(seen.argmax(axis=1) % self.cells, weights[keep] * apart)
-        if np.isfinite(gradient).all():
-            self._move(gradient, self.steps - chosen.warm)
+        return gradient + self.jacobian.gradient(seen.argmax(axis=1) % self.cells, weights[keep] * apart)
 
-    def _duel(self, images: NDArray[Any], alone: Forward, last: bool) -> None:
+    def _duel(self, images: NDArray[Any], alone: Forward, moments: DomainMoments | None, last: bool) -> None:
         """A set of images for both points; after the last one, who is better stays."""
         for row, point in enumerate((self.point, self.best)):
             p = softmax(alone(images, self.moved(point)).astype(np.float64))
@@ -180,10 +209,11 @@ class Refinement:
         here, best = (entropy_of(row[1:] / row[1:].sum()) - row[0] / row[1:].sum() for row in self.tally)
         self.tally = np.zeros_like(self.tally)
         if here > best + self.settings.gain:
-            self.best = self.point
+            self.best, self.kept = self.point, {} if moments is None else moments.state()
         else:
-            self.point, self.lost = self.best, self.lost + 1
-            self.mean = np.zeros_like(self.mean)
+            self.point, self.lost, self.mean = self.best, self.lost + 1, np.zeros_like(self.mean)
+            if moments is not None:
+                moments.restore(self.kept)
 
     def _move(self, gradient: Vector, step: int) -> None:
         """Adam (Kingma and Ba 2015), and the pull."""
@@ -200,7 +230,8 @@ class Refinement:
             own |= {"held": packed(np.concatenate(self.held)), "logits": np.concatenate(self.logits)}
         jacobian = self.jacobian.state(f"{prefix}jacobian.") if self.steps and not self.over else {}
         counts = {f"{prefix}steps": self.steps, f"{prefix}lost": self.lost}
-        return {**counts, **{f"{prefix}{key}": value for key, value in own.items()}, **jacobian}
+        kept = {} if self.over else {f"{prefix}kept.{name}": value for name, value in self.kept.items()}
+        return {**counts, **kept, **{f"{prefix}{key}": value for key, value in own.items()}, **jacobian}
 
     def restored(self, state: Mapping[str, Any], prefix: str) -> Refinement:
         """One that goes on from a state, or one sentence."""
@@ -219,6 +250,7 @@ class Refinement:
             if not 0 < len(found["held"]) == len(found["logits"]) < self.settings.size or not found["held"].size:
                 raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
             new.held, new.logits = [unpacked(state[f"{prefix}held"])], [found["logits"]]
+        new.kept = part(state, f"{prefix}kept.")
         if new.steps and not new.over:
             new.jacobian = self.jacobian.restored(state, f"{prefix}jacobian.")
         return new
