@@ -105,7 +105,7 @@ def test_without_signatures_of_all_experts_there_is_no_similarity(evenly: np.nda
 
 def test_signatures_of_different_sizes_are_as_good_as_none(evenly: np.ndarray) -> None:
     adapter = race_merge(Confidence(), [expert(1.0, np.ones((2, 1))), expert(2.0, np.ones((2, 3)))])
-    assert adapter.signatures is None
+    assert adapter.candidates.signatures is None
     adapter.predict(evenly[:8])
     np.testing.assert_allclose(adapter.weights, [0.5, 0.5, 0])
 
@@ -255,7 +255,7 @@ def test_a_contributor_gains_nothing_by_many_uploads(evenly: np.ndarray) -> None
     for names, share in (["a", "b", "b", "b"], 1 / 2), (["a", "b", "c", "d"], 3 / 4):
         bundle = build_bundle(runtime.groups, experts, contributors=names)
         adapter = RaceMerge(runtime, bundle, held=2 * len(evenly))
-        for candidate in (adapter.mean, *adapter.multiples):
+        for candidate in (adapter.candidates.mean, *adapter.candidates.multiples):
             assert candidate[1:4].sum() == pytest.approx(share * candidate.sum())
         adapter.predict(evenly)
         assert adapter.weights[1:4].sum() / adapter.weights[:4].sum() == pytest.approx(share)
@@ -420,7 +420,7 @@ def test_an_expert_that_breaks_the_model_gets_no_weight(batch_norm: bool, evenly
             assert np.isfinite(logits).all()
             for value in adapter.state_dict().values():  # a device must be able to read it again
                 assert np.isfinite(value).all()
-    assert len(adapter.multiples) == 1  # four times the mean would be no number
+    assert len(adapter.candidates.multiples) == 1  # four times the mean would be no number
     assert adapter.settled
     assert adapter.weights[1] == 0
     assert 0 < adapter.fallbacks < 12
@@ -464,8 +464,8 @@ def test_a_candidate_without_numbers_leaves_no_trace(evenly: np.ndarray) -> None
     found = []
     for value in (1.5, 3e38):
         adapter = race_merge(Confidence(True), [expert(v, batch_norm=True) for v in (2.0, value)])
-        adapter.mean = np.array([1.0, 0, 0])
-        adapter.multiples = []
+        adapter.candidates.mean = np.array([1.0, 0, 0])
+        adapter.candidates.multiples = []
         adapter.reset()
         with np.errstate(all="ignore"):
             for _ in range(2):

@@ -8,7 +8,8 @@ import numpy as np
 
 from mergetta import build_bundle
 from mergetta.adapters.base import SETTLED
-from mergetta.adapters.forward_only.race_merge import SOURCE, RaceMerge
+from mergetta.adapters.forward_only.candidates import SOURCE
+from mergetta.adapters.forward_only.race_merge import RaceMerge
 from tests.confidence import Confidence, assert_same_state, expert, race_merge
 
 

@@ -48,10 +48,6 @@ class Mixture:
         """A pass with these weights and the moments as they are now, at the cost of a plain model."""
         return self.normalise.folded(self.groups(weights, moved), features_of(self.bundle.members, weights[:-1]))
 
-    def is_finite(self, weights: Vector) -> bool:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return all(np.isfinite(vector).all() for vector in self.bundle.mixture(weights[:-1]).values())
-
 
 def normaliser_of(
     runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.adapters.base import ADAPTING, SETTLED, Adapter, Status, check_bundle
-from mergetta.adapters.forward_only.cola import by_similarity
+from mergetta.adapters.forward_only.candidates import Candidates, carried, named
 from mergetta.adapters.forward_only.mixture import Mixture
 from mergetta.adapters.forward_only.race import Race
 from mergetta.adapters.forward_only.refinement import Refinement
 from mergetta.adapters.forward_only.trials import Trials
 from mergetta.arrays import Array, to_numpy
-from mergetta.bundle import Bundle, Members
+from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
 from mergetta.losses.probabilities import softmax
@@ -25,10 +24,6 @@ from mergetta.runtimes.base import Output, Predict, Runtime
 from mergetta.streams.domain import predicted
 from mergetta.streams.state import Field, checked
 from mergetta.streams.visit import Visit
-
-SOURCE = "source model"
-FURTHER = (2, 4)
-"""How many times the members' mean is tried."""
 
 
 @dataclass(frozen=True)
@@ -151,18 +146,11 @@ class RaceMerge(Adapter):
     def _take(self, bundle: Bundle) -> None:
         """Use a bundle that fits; one that does not changes nothing."""
         check_bundle(self.runtime, bundle)
-        members = bundle.known_members
-        prior = members.weights.astype(np.float64)
-        mean = np.append(prior / prior.sum(), 0)
-        signatures = signatures_of(members, self.runtime) if self.settings.similarity else None
-        if signatures is not None and self.visit.channels not in (None, signatures.shape[2]):
-            raise MergettaError("The members' signatures are not of this model.")
-        self.mixture = Mixture(self.runtime, bundle, self.settings.moments, self.source)
-        self.bundle, self.normalise, self.signatures = bundle, self.mixture.normalise, signatures
-        self.names, self.size = members.names, len(mean)
-        self.prior, self.mean = np.append(prior, 1), mean
-        further = FURTHER if self.settings.scale else ()
-        self.multiples = [times * mean for times in further if self.mixture.is_finite(times * mean)]
+        chosen = self.settings
+        candidates = Candidates(self.runtime, bundle, chosen.mean, chosen.similarity, chosen.scale)
+        candidates.check(self.visit.channels)
+        self.mixture = Mixture(self.runtime, bundle, chosen.moments, self.source)
+        self.bundle, self.normalise, self.candidates = bundle, self.mixture.normalise, candidates
         self._folded: Predict | None = None
 
     def reset(self) -> None:
@@ -179,11 +167,8 @@ class RaceMerge(Adapter):
         """Whether the stream is what the source model was made for."""
         self.carried: Vector | None = None
         """Weights to start with instead of by similarity: what another bundle amounted to."""
-        self.race = self._race([self.mean])
-        self.refinement = self._refinement()
-
-    def _refinement(self) -> Refinement:
-        return Refinement(self.bundle, self.classes, self.settings.mixed)
+        self.race = self._race([self.candidates.mean])
+        self.refinement = Refinement(self.bundle, self.classes, self.settings.mixed)
 
     def _race(self, candidates: Sequence[Vector] | NDArray[Any], trials: Trials | None = None) -> Race:
         """A new one, on images of its own unless some are held already."""
@@ -194,7 +179,7 @@ class RaceMerge(Adapter):
     @property
     def weights(self) -> Vector:
         """Of each member, and of the source model at the end."""
-        return np.eye(self.size)[-1] if self.home else self.race.weights
+        return np.eye(self.candidates.size)[-1] if self.home else self.race.weights
 
     @property
     def settled(self) -> bool:
@@ -209,7 +194,7 @@ class RaceMerge(Adapter):
             shifts=self.visit.shifts,
             fallbacks=self.fallbacks,
             normalises="what the source model was trained with" if self.home else self.normalise.describe(),
-            weights=named(self.names, self.weights),
+            weights=named(self.candidates.names, self.weights),
         )
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
@@ -256,16 +241,11 @@ class RaceMerge(Adapter):
         return self.settled and self.visit.count >= self.settings.rest and not self.refining
 
     def _at_rest(self, images: Array) -> Output:
-        if self._folded is None:
-            self._folded = self._fold()
+        if self._folded is None and self.home:
+            self._folded = self.runtime.folded(self.runtime.groups)
+        elif self._folded is None:
+            self._folded = self.mixture.folded(self.weights, self.refinement.moved())
         return self._folded(images)
-
-    def _fold(self) -> Predict:
-        return (
-            self.runtime.folded(self.runtime.groups)
-            if self.home
-            else self.mixture.folded(self.weights, self.refinement.moved())
-        )
 
     def _merge(self, images: Array, learn: bool) -> Output:
         if self.home:
@@ -279,8 +259,7 @@ class RaceMerge(Adapter):
         """Where the stream is after a batch: elsewhere, at home, or stirring. True if the batch is the first one of a
         domain: then nothing was known, and it is predicted once more.
         """
-        if self.signatures is not None and self.signatures.shape[2] != signature.shape[1]:
-            raise MergettaError("The members' signatures are not of this model.")
+        self.candidates.check(signature.shape[1])
         if begins := self.visit.begins(signature, len(p), predicted(p)):
             self._begin()
         if self.resting and not self.home and self.visit.drift > self.settings.wake:
@@ -301,13 +280,7 @@ class RaceMerge(Adapter):
         return known and self.visit.distance_from(self.runtime.signature) < self.settings.home
 
     def _order(self) -> list[Any]:
-        """The first mixture, and who is tried in which order, by similarity."""
-        first = order = self.mean
-        if self.signatures is not None and self.visit.count:
-            order = by_similarity(self.signatures, self.visit.signature, prior=self.prior)
-            first = self.settings.mean * self.mean + (1 - self.settings.mean) * order
-        first = first if self.carried is None else self.carried
-        return [first, *self.multiples, np.eye(self.size)[np.argsort(-order, kind="stable")]]
+        return self.candidates.ordered(self.visit.signature if self.visit.count else None, self.carried)
 
     def swap(self, bundle: Bundle) -> bool:
         """Go on with another bundle of the family: weights by member and the stream's moments are carried over, and the
@@ -315,12 +288,13 @@ class RaceMerge(Adapter):
         """
         if bundle.digest == self.bundle.digest:
             return False
-        before, moments = named(self.names, self.weights), self.normalise.moments
+        before, moments = named(self.candidates.names, self.weights), self.normalise.moments
         self._take(bundle)
         if moments is not None and self.normalise.moments is not None:
             self.normalise.moments.restore(moments.state())
-        self.carried = carried(before, self.names) if self.visit.count and not self.home else None
-        self.race, self.refinement = self._race(self._order()), self._refinement()
+        self.carried = carried(before, self.candidates.names) if self.visit.count and not self.home else None
+        self.race = self._race(self._order())
+        self.refinement = Refinement(self.bundle, self.classes, self.settings.mixed)
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -336,9 +310,9 @@ class RaceMerge(Adapter):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         fields = {"fallbacks": Field(low=0, whole=True)}
         if "carried" in state:
-            fields["carried"] = Field((self.size,), low=0)
+            fields["carried"] = Field((self.candidates.size,), low=0)
         found = checked(state, fields)
-        channels = None if self.signatures is None else self.signatures.shape[2]
+        channels = self.candidates.channels
         race, visit = self.race.restored(state), self.visit.restored(state, self.classes, channels)
         refinement = self.refinement.restored(state, "refinement.")
         if self.normalise.moments is not None:
@@ -348,40 +322,6 @@ class RaceMerge(Adapter):
         self.race, self.visit, self.refinement = race, visit, refinement
         self.fallbacks = int(found["fallbacks"])
         self.carried, self._folded, self.home = found.get("carried"), None, self._at_home()
-
-
-def signatures_of(members: Members, runtime: Runtime) -> NDArray[Any] | None:
-    """(M + 1, 2, C), with NaN for a source model that has none. None unless all members have some."""
-    if members.signatures is None:
-        return None
-    found = members.signatures
-    source = np.full_like(found[0], np.nan) if runtime.signature is None else runtime.signature
-    if source.shape != found[0].shape:
-        raise MergettaError("The members' signatures are not of this model.")
-    return np.stack([*found, source])
-
-
-def label(name: str) -> str:
-    """What a member is called beside the source model."""
-    return name if name != SOURCE else f"{SOURCE} (a member)"
-
-
-def named(names: Sequence[str], weights: Vector) -> dict[str, float]:
-    """Weights by the names of members, which may share one, and of the source model."""
-    found = {SOURCE: float(weights[-1])}
-    for name, weight in zip(names, weights[:-1], strict=True):
-        key = label(name)
-        found[key] = found.get(key, 0.0) + float(weight)
-    return found
-
-
-def carried(weights: Mapping[str, float], names: Sequence[str]) -> Vector:
-    """Weights of other members, by name; what those had that are gone goes to all alike."""
-    labels = [label(name) for name in names]
-    counts = Counter(labels)
-    kept = np.array([weights.get(name, 0.0) / counts[name] for name in labels])
-    gone = sum(weight for name, weight in weights.items() if name not in counts and name != SOURCE)
-    return np.append(kept + gone / len(names), weights[SOURCE])
 
 
 def probabilities(output: Output) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,7 @@ class Refinement:
         return new
 
 
+@lru_cache(maxsize=1)  # every domain begins anew
 def directions(bundle: Bundle, rank: int) -> tuple[list[str], list[NDArray[np.float64]]]:
     """The strongest directions of the members' task vectors in each group, as long as members go along them."""
     names, found = [], []
