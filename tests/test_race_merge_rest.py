@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,30 @@ class TestRest:
         np.testing.assert_allclose(adapter.predict(evenly), expected, rtol=1e-5)
         after = adapter.state_dict()
         for name, value in before.items():
-            if not name.startswith("signature."):
+            if name != "images" and not name.startswith("signature."):
                 np.testing.assert_array_equal(after[name], value, err_msg=name)
+
+    def test_from_rest_to_steps_and_back(self, evenly: np.ndarray) -> None:
+        """Steps begin after `patience` images, the device does not rest meanwhile, and then folds where they led."""
+        adapter = self.at_rest(evenly, rest=300, patience=2000)
+        while not adapter.refining:
+            assert adapter.resting and adapter.visit.images <= 2000 and adapter.refinement.steps == 0
+            adapter.predict(evenly)
+        adapter.refinement.settings = replace(adapter.refinement.settings, warm=1, block=4, duel=1, blocks=1)
+        while not adapter.refinement.over:
+            assert not adapter.resting
+            again = RaceMerge(Confidence(True), adapter.bundle, eager=False, rest=300, patience=2000)
+            again.refinement.settings = adapter.refinement.settings
+            again.load_state_dict(adapter.state_dict())
+            assert_same_state(again.state_dict(), adapter.state_dict())
+            adapter.predict(evenly)
+        adapter.refinement.point = np.ones_like(adapter.refinement.point)  # as if the duel had been won
+        assert not adapter.resting
+        while not adapter.resting:
+            adapter.predict(evenly)
+        before, expected = adapter.runtime.forwarded, adapter.look(evenly)
+        np.testing.assert_allclose(adapter.predict(evenly), expected, rtol=1e-5)
+        assert adapter.runtime.forwarded - before == 2 * len(evenly)
 
     def test_one_pass_of_what_was_folded_once(self, evenly: np.ndarray) -> None:
         adapter = self.at_rest(evenly)

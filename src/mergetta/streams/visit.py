@@ -28,6 +28,8 @@ class Visit:
         self.detector = ShiftDetector(threshold, portion)
         self.seen = StreamMoments(1, memory)
         self.shifts = 0
+        self.images = 0
+        """How long it has lasted."""
 
     @property
     def count(self) -> float:
@@ -50,8 +52,10 @@ class Visit:
         first = self.detector.signature is None
         shifted = self.detector.add(signature, images, classes)
         self.shifts += shifted
-        if (first or shifted) and np.isfinite(signature).all():
-            self.seen = StreamMoments(signature.shape[1], self.seen.memory)
+        if np.isfinite(signature).all():
+            if first or shifted:
+                self.seen, self.images = StreamMoments(signature.shape[1], self.seen.memory), 0
+            self.images += images
         return first or shifted
 
     def learn(self, signature: NDArray[Any], images: int) -> None:
@@ -69,12 +73,14 @@ class Visit:
         return self.distance_from(self.detector.running) if self.detector.running is not None else 0.0
 
     def state(self) -> dict[str, Any]:
-        return {"shifts": self.shifts, **self.detector.state("signature."), **self.seen.state("domain.")}
+        counts = {"shifts": self.shifts, "images": self.images}
+        return {**counts, **self.detector.state("signature."), **self.seen.state("domain.")}
 
     def restored(self, state: Mapping[str, Any], classes: int, channels: int | None) -> Visit:
         """One that goes on from a state, or one sentence; `channels` are those of the signature, if known."""
         new = Visit(self.detector.threshold, self.detector.portion, self.seen.memory)
-        new.shifts = int(checked(state, {"shifts": Field(low=0, whole=True)})["shifts"])
+        counts = checked(state, {name: Field(low=0, whole=True) for name in ("shifts", "images")})
+        new.shifts, new.images = int(counts["shifts"]), int(counts["images"])
         new.detector = self.detector.restored(state, "signature.", classes, channels)
         new.seen = StreamMoments(new.channels or 1, self.seen.memory)
         new.seen.restore(state, "domain.")

@@ -68,6 +68,8 @@ class RaceSettings:
     """Whether BatchNorm normalises with merged moments that follow the stream, instead of with the batch's own."""
     refine: bool = True
     """Whether steps are taken after the race, on long streams."""
+    patience: int = 4000
+    """Images of a domain before the first step: on shorter streams it would not pay."""
     align: bool = True
     """Whether features are aligned where there is no BatchNorm."""
 
@@ -228,12 +230,13 @@ class RaceMerge(Adapter):
             )
             if self.refinement.over:
                 self.visit.seen.clear()  # moments are to be those of where it ends, before it rests
+                self._folded = None
 
     @property
     def refining(self) -> bool:
         """Whether a domain is known well enough to take steps in it, and there are steps left."""
         wanted = self.settings.refine and self.settings.probe and not self.home and not self.refinement.over
-        return wanted and self.settled and (self.refinement.steps > 0 or self.visit.count >= self.settings.rest)
+        return wanted and self.settled and self.visit.images > self.settings.patience
 
     @property
     def resting(self) -> bool:
