@@ -12,6 +12,7 @@ from mergetta import Expert, OnnxRuntime, TorchRuntime, load_family
 from mergetta.adapters.backprop.expert_training import train_expert
 from mergetta.adapters.forward_only.normaliser import Aligner
 from mergetta.adapters.forward_only.race_merge import RaceMerge
+from mergetta.adapters.forward_only.refinement import Refinement, RefineSettings
 from mergetta.adapters.forward_only.source_features import measure_source
 from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.bench.inputs import Place, clean_images, load_domain
@@ -183,6 +184,29 @@ class TestOnRealImages:
         together = other.look(images[:20])
         alone = np.concatenate([other.look(image[None]) for image in images[:20]])
         np.testing.assert_allclose(together, alone, atol=1e-4)
+
+    def test_onnx_takes_the_same_steps(self, subject: RaceMerge, device: OnnxRuntime) -> None:
+        """The same perturbations of the same images teach the same Jacobian, and lead to the same point."""
+        images, _ = images_of("gaussian_noise", 256)
+        points = []
+        for runtime in (subject.runtime, device):
+            start = subject.bundle.mixture(subject.candidates.mean[:-1])
+            steps = Refinement(subject.bundle, 10, 0.0, RefineSettings(warm=1, block=100))
+
+            def forward(
+                part: np.ndarray,
+                moved: dict[str, np.ndarray],
+                runtime: Runtime = runtime,
+                start: dict[str, np.ndarray] = start,
+            ) -> np.ndarray:
+                groups = {**start, **{name: start[name] + change for name, change in moved.items()}}
+                return np.asarray(runtime(part, groups, given=1.0).logits)
+
+            for batch in batches(images, 64):
+                steps.run(batch, forward(batch, steps.moved()), forward, forward)
+            points.append(steps.point)
+        assert np.abs(points[0]).max() > 0.05
+        np.testing.assert_allclose(points[1], points[0], atol=0.02)
 
     @pytest.mark.parametrize("size", [1, 50])
     def test_without_batch_norm(self, size: int) -> None:
