@@ -193,6 +193,7 @@ def hostile(name: str, value: Any) -> Any:
         hostile("domain.sums", np.zeros((2, 9))),
         hostile("domain.count", np.inf),
         hostile("moments.sums", np.zeros((2, CLASSES + 1))),
+        hostile("moments.sums", np.full((2, CLASSES), 1e300)),
         hostile("moments.count", np.nan),
         hostile("moments.classes", np.zeros(CLASSES - 1)),
         hostile("moments.classes", -np.ones(CLASSES)),
@@ -225,6 +226,20 @@ def test_a_state_that_lacks_anything_is_refused_and_changes_nothing(evenly: np.n
         with pytest.raises(MergettaError, match=f"it has no '{name}'"):
             adapter.load_state_dict({key: value for key, value in good.items() if key != name})
         assert_same_state(adapter.state_dict(), before)
+
+
+def test_a_state_whose_point_has_no_moments_is_refused(evenly: np.ndarray) -> None:
+    """Who loses a duel gets the moments of the best point back: without them the device would stop there."""
+    adapter, other = (race_merge(Confidence(True), [expert(2.0, batch_norm=True)], patience=300) for _ in range(2))
+    while not other.refinement.steps:
+        other.predict(evenly)
+    good, before = other.state_dict(), adapter.state_dict()
+    kept = {name for name in good if name.startswith("refinement.kept.")}
+    assert kept
+    with pytest.raises(MergettaError, match="does not fit the adapter: it has no"):
+        adapter.load_state_dict({name: value for name, value in good.items() if name not in kept})
+    assert_same_state(adapter.state_dict(), before)
+    adapter.load_state_dict(good)
 
 
 def test_a_state_of_other_experts_is_refused(evenly: np.ndarray) -> None:
@@ -424,6 +439,18 @@ def test_an_expert_that_breaks_the_model_gets_no_weight(batch_norm: bool, evenly
     assert adapter.settled
     assert adapter.weights[1] == 0
     assert 0 < adapter.fallbacks < 12
+
+
+def test_a_state_after_a_candidate_without_numbers_is_read_again(evenly: np.ndarray) -> None:
+    """Also where single frames showed it eight images at a time, each time without numbers."""
+    adapter, again = (race_merge(Confidence(), [expert(value) for value in (2.0, 3e38)]) for _ in range(2))
+    with np.errstate(all="ignore"):
+        while not adapter.settled:
+            for start in range(len(evenly)):
+                adapter.predict(evenly[start : start + 1] * 10)
+    assert adapter.race.scores.min() < -1e5
+    again.load_state_dict(adapter.state_dict())
+    assert_same_state(again.state_dict(), adapter.state_dict())
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])

@@ -160,7 +160,14 @@ def test_another_domain_is_another_stream() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("weights", [0.5, 0.5, 0.5]), ("belief", [0.5] * 5), ("sums", [0.0] * 5), ("recent", [np.nan] * 5)],
+    [
+        ("weights", [0.5, 0.5, 0.5]),
+        ("belief", [0.5] * 5),
+        ("sums", [0.0] * 5),
+        ("sums", [1e-320, 1, 1, 1, 1]),
+        ("sums", [1e308] * 5),
+        ("recent", [np.nan] * 5),
+    ],
 )
 def test_hostile_states_are_refused(name: str, value: list[float]) -> None:
     filtered = RunFilter(CLASSES)

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mergetta.errors import MergettaError
 from mergetta.streams.state import Field, checked
+
+LARGEST = 1e30
+"""No mean is larger, nor a second moment: groups are float32."""
 
 
 def batch_moments(images: NDArray[Any]) -> NDArray[np.float64]:
@@ -90,4 +94,7 @@ class StreamMoments:
 
     def check(self, state: Mapping[str, Any], prefix: str) -> dict[str, NDArray[Any]]:
         """What `restore` would take, or one sentence."""
-        return checked(state, {"count": Field(low=0), "sums": Field(self.sums.shape)}, prefix)
+        found = checked(state, {"count": Field(low=0), "sums": Field(self.sums.shape)}, prefix)
+        if (np.abs(found["sums"]) > LARGEST * found["count"]).any():
+            raise MergettaError(f"This state does not fit the adapter: '{prefix}sums'.")
+        return found

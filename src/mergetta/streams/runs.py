@@ -113,11 +113,11 @@ class RunFilter:
     def restored(self, state: Mapping[str, Any], prefix: str) -> RunFilter:
         """One that goes on from a state, or one sentence."""
         each = Field((self.classes,), low=0)
+        positive = Field((self.classes,), low=1e-100, high=1e100)  # it is divided by
         found = checked(
-            state, {"weights": Field(PRIOR.shape, low=0), "belief": each, "recent": each, "sums": each}, prefix
+            state, {"weights": Field(PRIOR.shape, low=0), "belief": each, "recent": each, "sums": positive}, prefix
         )
-        whole = all(np.isclose(found[name].sum(), 1) for name in ("weights", "belief", "recent"))
-        if not (whole and (found["sums"] > 0).all()):
+        if not all(np.isclose(found[name].sum(), 1) for name in ("weights", "belief", "recent")):
             raise MergettaError(f"This state does not fit the adapter: {prefix}weights.")
         new = RunFilter(self.classes, self.settings)
         new.weights, new.belief, new.recent, new.sums = (

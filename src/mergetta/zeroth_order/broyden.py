@@ -56,7 +56,8 @@ class Jacobian:
 
     def restored(self, state: Mapping[str, Any], prefix: str) -> Jacobian:
         """One that goes on from a state, or one sentence."""
-        found = checked(state, {"values": Field(self.values.shape), "counts": Field(self.counts.shape, low=0)}, prefix)
+        values = Field(self.values.shape, low=-1e30, high=1e30)  # as large as float32 can go on with
+        found = checked(state, {"values": values, "counts": Field(self.counts.shape, low=0)}, prefix)
         new = Jacobian(*self.values.shape, self.memory)
         new.values, new.counts = found["values"].astype(np.float32), found["counts"]
         return new

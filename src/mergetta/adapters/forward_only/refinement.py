@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.adapters.base import part
-from mergetta.adapters.forward_only.trials import BROKEN, packed, unpacked
+from mergetta.adapters.forward_only.trials import BROKEN, IMAGES, packed, unpacked
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector, learnable
@@ -28,7 +28,9 @@ from mergetta.zeroth_order.broyden import Jacobian
 Forward = Callable[[NDArray[Any], dict[str, Vector]], NDArray[Any]]
 """Logits of images with something added to the groups."""
 LARGEST = 2**20
-"""Numbers that the Jacobian has at most: with more classes, several share one."""
+"""Numbers that the Jacobian has at most, or one for each class and coordinate: with more classes, several share one."""
+FARTHEST = 1000.0
+"""No coordinate is larger: that is beyond all steps together."""
 
 
 @dataclass(frozen=True)
@@ -236,13 +238,15 @@ class Refinement:
 
     def restored(self, state: Mapping[str, Any], prefix: str) -> Refinement:
         """One that goes on from a state, or one sentence."""
-        each, count = Field((self.size,)), Field(low=0, whole=True)
-        fields = {"steps": count, "lost": count, "point": each, "best": each, "mean": each}
+        each, count = Field((self.size,), low=-FARTHEST, high=FARTHEST), Field(low=0, whole=True)
+        fields = {"steps": count, "lost": count, "point": each, "best": each, "mean": Field((self.size,))}
         fields |= {"square": Field((self.size,), low=0), "average": Field((self.classes,), low=0)}
         fields["tally"] = Field(self.tally.shape, low=0)
         if f"{prefix}held" in state:
-            fields |= {"held": Field((None, None, None, None)), "logits": Field((None, self.classes))}
+            fields |= {"held": IMAGES, "logits": Field((None, self.classes))}
         found = checked(state, fields, prefix)
+        if (np.abs(found["mean"]) > 32 * np.sqrt(found["square"]) + 1e-12).any():  # whatever the gradients were
+            raise MergettaError(f"This state does not fit the adapter: {prefix}mean.")
         new = Refinement(self.bundle, self.classes, self.least, self.settings)
         new.steps, new.lost = int(found["steps"]), int(found["lost"])
         for name in ("point", "best", "mean", "square", "average", "tally"):

@@ -18,6 +18,7 @@ TOGETHER = 8
 """Images that a candidate is shown in one pass, at least: single frames would cost a merge and a pass each."""
 BROKEN = 1e6
 """Mean entropy of a candidate whose predictions are no numbers: it gets no weight."""
+IMAGES = Field((None, None, None, None), low=-1e6, high=1e6)
 
 
 class Trials:
@@ -91,7 +92,8 @@ class Trials:
             self.tally = self.tally + np.append(entropies, np.nan_to_num(p).sum(axis=0))
             if self.shown < self.size:
                 continue
-            scores.append(float(entropy_of(self.tally[1:] / self.size)) - self.tally[0] / self.size)
+            entropy = min(self.tally[0] / self.size, BROKEN)  # in however many parts it was broken
+            scores.append(float(entropy_of(self.tally[1:] / self.size) - entropy))
             self.count, self.shown, self.tally = self.count + 1, 0, np.zeros_like(self.tally)
         if self.count == candidates:
             self.held, self.owed = None, 0  # nobody's images are kept longer than needed
@@ -115,13 +117,14 @@ class Trials:
             "shown": Field(low=0, whole=True),
             "owed": Field(low=0, high=TOGETHER, whole=True),
             "labels": Field(self.labels.shape, low=0),
-            "tally": Field(self.tally.shape, low=0),
+            "tally": Field(self.tally.shape, low=0, high=BROKEN * self.size**2),
         }
         if f"{prefix}held" in state:
-            fields["held"] = Field((None, None, None, None))
+            fields["held"] = IMAGES
         found = checked(state, fields, prefix)
         held = found.get("held", np.zeros(1))
-        if found["shown"] >= self.size or not held.size or len(held) > self.size:
+        too_much = found["tally"][1:].sum() > found["shown"] + 1e-3  # predictions of an image are one in sum
+        if too_much or found["shown"] >= self.size or not held.size or len(held) > self.size:
             raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
         new = Trials(self.size, self.least, self.classes, self.eager)
         new.count, new.shown, new.owed = (int(found[name]) for name in ("count", "shown", "owed"))
