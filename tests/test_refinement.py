@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -155,6 +156,23 @@ class TestSteps:
         larger = np.zeros((2, 1, 9, 9), np.float32)
         subject.run(larger, model(larger, {}), model, model)
         assert [each.shape for each in subject.held] == [(2, 1, 9, 9)]
+
+    def test_a_class_that_is_ruled_out_can_be_saved(self, bundle: Bundle) -> None:
+        subject = refinement(bundle)
+        logits = np.tile(np.array([-np.inf, 0, 1, 2], np.float32), (3, 1))
+        subject.run(images(3), logits, Model(bundle), Model(bundle))
+        again = refinement(bundle).restored(subject.state("r."), "r.")
+        assert_same_state(again.state(""), subject.state(""))
+
+    def test_images_of_a_large_batch_are_not_copied(self, bundle: Bundle) -> None:
+        subject, model, x = refinement(bundle), Model(bundle), images(100 * SIZE)
+        x = np.repeat(np.repeat(x, 8, axis=2), 8, axis=3)
+        logits = model(x, {})
+        tracemalloc.start()
+        subject.run(x, logits, lambda part, moved: np.zeros((len(part), CLASSES)), model)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < x.nbytes / 2
 
     def test_a_pass_without_numbers_moves_nothing(self, bundle: Bundle) -> None:
         subject, model = refinement(bundle), Model(bundle)

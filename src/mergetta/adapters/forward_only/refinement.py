@@ -29,6 +29,8 @@ Forward = Callable[[NDArray[Any], dict[str, Vector]], NDArray[Any]]
 """Logits of images with something added to the groups."""
 LARGEST = 2**20
 """Numbers that the Jacobian has at most, or one for each class and coordinate: with more classes, several share one."""
+LEAST = -1e30
+"""No logit is less: of a class that is ruled out it may be −∞, which no state can hold."""
 FARTHEST = 1000.0
 """No coordinate is larger: that is beyond all steps together."""
 
@@ -147,15 +149,16 @@ class Refinement:
         """
         if moments is not None and not self.steps:
             self.kept = moments.state()
+        images, logits = np.asarray(images, dtype=np.float32), np.maximum(logits, LEAST).astype(np.float64)
         if self.held and self.held[0].shape[1:] != images.shape[1:]:
             self.held, self.logits = [], []
-        self.held.append(np.array(images, dtype=np.float32))
-        self.logits.append(np.array(logits, dtype=np.float64))
-        sets = sum(map(len, self.held)) // self.settings.size
+        sets = (sum(map(len, self.held)) + len(images)) // self.settings.size
         if not sets:
+            self.held, self.logits = [*self.held, images.copy()], [*self.logits, logits]
             return
-        images, logits, start = np.concatenate(self.held), np.concatenate(self.logits), self.point
-        self.held, self.logits = [], []  # of what is left over, logits are of another point
+        if self.held:
+            images, logits = np.concatenate([*self.held, images]), np.concatenate([*self.logits, logits])
+        start, self.held, self.logits = self.point, [], []  # of what is left over, logits are of another point
         for chosen in np.arange(sets * self.settings.size).reshape(sets, -1):
             if not self.over and mixed(predicted(softmax(logits[chosen]))) >= self.least:
                 self._take(images[chosen], logits[chosen], forward, alone, moments, start)
