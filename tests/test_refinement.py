@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from mergetta import Bundle, MergettaError, build_bundle
-from mergetta.adapters.forward_only.refinement import Refinement, RefineSettings, directions
+from mergetta.adapters.forward_only.refinement import Refinement, RefineSettings, directions, second_views
 from mergetta.groups import Vector
 from mergetta.losses.roid import likelihood_ratio_slope, soft_likelihood_ratio
+from mergetta.losses.views import colour_and_geometry
 from mergetta.zeroth_order.broyden import Jacobian
 
 from .confidence import assert_same_state
@@ -89,6 +90,24 @@ def test_the_slope_of_the_likelihood_ratio_is_that_of_autograd() -> None:
     soft_likelihood_ratio(logits).sum().backward()
     assert logits.grad is not None
     np.testing.assert_allclose(likelihood_ratio_slope(logits.detach().numpy()), logits.grad.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_views_of_a_few_at_a_time_are_those_of_all(channels: int) -> None:
+    rng = np.random.default_rng(0)
+    x, keep = rng.random((20, channels, 9, 7)).astype(np.float32), rng.random(20) < 0.6
+    expected = colour_and_geometry(x, np.random.default_rng(1), keep)
+    for together in (1, 8, 64):
+        np.testing.assert_array_equal(second_views(x, np.random.default_rng(1), keep, together), expected)
+
+
+def test_second_views_of_large_images_are_not_made_at_once() -> None:
+    x = np.zeros((64, 3, 64, 64), np.float32)
+    tracemalloc.start()
+    second_views(x, np.random.default_rng(1), np.ones(64, bool), 8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * x.nbytes
 
 
 def test_directions_are_those_of_the_members(bundle: Bundle) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -200,7 +201,7 @@ class Refinement:
             return None
         weights = np.where(keep, weights, 0)[:, None] / len(images)
         gradient = self.jacobian.gradient(cells, weights * likelihood_ratio_slope(logits))
-        seen = forward(colour_and_geometry(images, rng, keep), self.moved(start)).astype(np.float64)
+        seen = forward(second_views(images, rng, keep, chosen.together), self.moved(start)).astype(np.float64)
         apart = softmax(seen) - softmax(logits[keep])
         return gradient + self.jacobian.gradient(seen.argmax(axis=1) % self.cells, weights[keep] * apart)
 
@@ -262,6 +263,13 @@ class Refinement:
         if new.steps and not new.over:
             new.jacobian = self.jacobian.restored(state, f"{prefix}jacobian.")
         return new
+
+
+def second_views(images: NDArray[Any], rng: np.random.Generator, keep: NDArray[Any], together: int) -> NDArray[Any]:
+    """ROID's views of those to keep, a few at a time: of 64 large images at once they would take half a gigabyte."""
+    parts = np.array_split(np.flatnonzero(keep), -(-np.count_nonzero(keep) // together))
+    chosen = (np.isin(np.arange(len(keep)), part) for part in parts)
+    return np.concatenate([colour_and_geometry(images, deepcopy(rng), some) for some in chosen])
 
 
 @lru_cache(maxsize=1)  # every domain begins anew
