@@ -102,10 +102,10 @@ class RaceMerge(Adapter):
     - **Home**: within a small distance of the source's own signature there is nothing to adapt to, and the source model
       predicts as it is.
 
-    At most two forward passes per image. When settled it rests: one pass of a plain model, with norm layers folded into
-    the convolutions (`Runtime.folded`), until the signature moves a little, by a drift or a run of one class; then
-    moments follow the stream again. When it jumps, over at least 64 images, all starts anew. (Of a new domain the first
-    64 images, and large batches, take a few more passes.)
+    At most two forward passes per image, and three while steps are taken. When settled it rests: one pass of a plain
+    model, with norm layers folded into the convolutions (`Runtime.folded`), until the signature moves a little, by a
+    drift or a run of one class; then moments follow the stream again. When it jumps, over at least 64 images, all
+    starts anew. (Of a new domain the first 64 images, and large batches, take a few more passes.)
 
     Parameters
     ----------
