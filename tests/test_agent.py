@@ -23,6 +23,7 @@ from mergetta.data.streams import as_input
 from mergetta.device.agent import Agent
 from mergetta.device.state import Progress, Saved, load_state, save_state
 from mergetta.device.stream import ImageShape, Item
+from mergetta.files import encode
 from mergetta.runtimes.base import Classifier
 
 from .moving import moved
@@ -135,6 +136,12 @@ class TestAgent:
         with pytest.raises(MergettaError, match="another bundle"):
             load_state(tmp_path / "s", "f", "c")
         assert load_state(tmp_path / "none", "f", "b") is None
+
+    def test_one_of_before_the_filter_and_the_steps_says_what_to_do(self, tmp_path: Path) -> None:
+        header = {"family": "f", "bundle": "b", "progress": {}, "numbers": {}}
+        (tmp_path / "s").write_bytes(encode({}, "mergetta.state", 3, header))
+        with pytest.raises(MergettaError, match="delete it to start anew"):
+            load_state(tmp_path / "s", "f", "b")
 
     def test_a_crash_in_the_first_batch_of_another_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def another() -> Agent:

@@ -14,7 +14,7 @@ from mergetta.errors import MergettaError
 from mergetta.files import decode, encode, expect, read_bytes, write_atomically
 from mergetta.streams.state import Field, checked
 
-FORMAT, VERSION = "mergetta.state", 3
+FORMAT, VERSION = "mergetta.state", 4
 ANEW = "delete it to start anew"
 
 
