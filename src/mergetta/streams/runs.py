@@ -15,6 +15,9 @@ from mergetta.streams.state import Field, checked
 RUNS, STEADY, DRIFTING = range(3)
 PRIOR = np.array([0.5, 0.25, 0.25])
 """Of the three hypotheses."""
+LIKELY = 0.8
+"""Below this weight of runs, predictions stay exactly what they are: of an unsure model even a small part of a sure
+belief would change them."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,8 @@ class RunFilter:
     too often is no evidence for a run of it: where labels are independent, the likelihood ratio of runs to steady
     shares has the expectation one whatever the model's bias (a test martingale), and is hardly ever large.
 
-    The answer is the belief and the prediction as it came, by the weight of runs. It depends on the images before, not
-    on how they were cut into batches.
+    The answer is the prediction as it came or, where runs are likely, the belief and it by the weight of runs. It
+    depends on the images before, not on how they were cut into batches.
 
     References
     ----------
@@ -91,7 +94,8 @@ class RunFilter:
         softened /= softened.sum(axis=1, keepdims=True)
         for index in np.flatnonzero(np.isfinite(softened).all(axis=1)):
             self._take(softened[index])
-            found[index] += self.runs * (self.belief - found[index])
+            if self.runs > LIKELY:
+                found[index] += self.runs * (self.belief - found[index])
         return found
 
     def _take(self, p: NDArray[np.float64]) -> None:
