@@ -52,7 +52,7 @@ def test_mixed_classes_stay_what_they_are(accuracy: float, favourite: int | None
     found = believed(p)
     assert errors(found, labels) < errors(p, labels) + 0.02
     assert believed.runs < 0.1
-    np.testing.assert_array_equal(found[-500:], p[-500:])
+    assert np.mean(found[-500:] != p[-500:]) < 0.05
 
 
 @pytest.mark.parametrize("classes", [10, 100, 1000])
