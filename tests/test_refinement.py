@@ -201,6 +201,18 @@ class TestSteps:
             subject.run(x, model(x, {}), lambda part, moved: broken[: len(part)], model)
         assert not subject.point.any() and not subject.jacobian.values.any()
 
+    def test_where_classes_are_no_longer_mixed_it_ends(self, bundle: Bundle) -> None:
+        """At the best point so far, so that a device can rest."""
+        subject, model = refinement(bundle), Model(bundle)
+        run(subject, model, 4)
+        assert subject.point.any()
+        x = images(4 * SIZE)[::4]  # all of class 0
+        for count in range(QUICK.block):
+            assert not subject.over
+            assert subject.idle == count
+            subject.run(x, model(x, subject.moved()), model, model)
+        assert subject.over and not subject.point.any()
+
 
 class TestDuels:
     def alone(self, better: bool) -> Any:

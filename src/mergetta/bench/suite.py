@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mergetta.adapters import accepted_options, find_method
 from mergetta.data.corruptions import CORRUPTIONS
@@ -51,6 +51,12 @@ class MethodSettings(BaseModel):
     """Average its predictions with those for the mirrored images: what that alone is worth."""
     runs: Literal[True] | None = None
     """Filter its predictions over time where classes come in runs (`adapters/wrappers/filtered.py`)."""
+
+    @field_validator("mirror", "runs", mode="before")
+    @classmethod
+    def unless_false(cls, value: object) -> object:
+        return None if value is False else value
+
     pool: int | None = Field(default=None, gt=0)
     """How many experts it is given: of the other domains in random order, then again by other devices (seeds)."""
 

@@ -34,7 +34,10 @@ RuntimeName = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, its cost and what is missing; run nothing.")]
 Experts = Annotated[str, typer.Option(help="How the experts are made: `roid` or `deyo`.")]
 Methods = Annotated[
-    str | None, typer.Option(help="Only these methods, separated by commas; all: the suite's peers too.")
+    str | None,
+    typer.Option(
+        help="Only these methods, separated by commas; all: the suite's peers too. NAME+mirror averages two views, NAME+runs filters over time where classes come in runs."
+    ),
 ]
 Domains = Annotated[str | None, typer.Option(help="Only these target domains, separated by commas.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]

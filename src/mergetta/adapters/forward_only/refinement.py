@@ -112,7 +112,9 @@ class Refinement:
         self.steps = 0
         """Sets of images that were taken in."""
         self.best, self.lost = self.point, 0
-        """The point to go back to, and how many duels were lost against it."""
+        """The point to go back to, and how many duels were lost in all."""
+        self.idle = 0
+        """Sets in a row that did not look mixed."""
         self.tally = np.zeros((2, 1 + classes))
         """Of the point and of the best one in the duel: sums of entropies and of predictions."""
         self.kept: dict[str, Any] = {}
@@ -161,8 +163,16 @@ class Refinement:
             images, logits = np.concatenate([*self.held, images]), np.concatenate([*self.logits, logits])
         start, self.held, self.logits = self.point, [], []  # of what is left over, logits are of another point
         for chosen in np.arange(sets * self.settings.size).reshape(sets, -1):
-            if not self.over and mixed(predicted(softmax(logits[chosen]))) >= self.least:
+            if self.over:
+                return
+            if mixed(predicted(softmax(logits[chosen]))) >= self.least:
+                self.idle = 0
                 self._take(images[chosen], logits[chosen], forward, alone, moments, start)
+            else:
+                self.idle += 1
+                if self.idle >= self.settings.block:
+                    self._go_back(moments)
+                    self.lost = self.settings.failures  # classes are no longer mixed: it may rest
 
     def _take(
         self,
@@ -218,9 +228,14 @@ class Refinement:
         if here > best + self.settings.gain:
             self.best, self.kept = self.point, {} if moments is None else moments.state()
         else:
-            self.point, self.lost, self.mean = self.best, self.lost + 1, np.zeros_like(self.mean)
-            if moments is not None:
-                moments.restore(self.kept)
+            self._go_back(moments)
+            self.lost += 1
+
+    def _go_back(self, moments: DomainMoments | None) -> None:
+        """To the best point so far, with the moments that belong to it."""
+        self.point, self.mean = self.best, np.zeros_like(self.mean)
+        if moments is not None:
+            moments.restore(self.kept)
 
     def _move(self, gradient: Vector, step: int) -> None:
         """Adam (Kingma and Ba 2015), and the pull."""
@@ -236,14 +251,21 @@ class Refinement:
         if self.held:
             own |= {"held": packed(np.concatenate(self.held)), "logits": np.concatenate(self.logits)}
         jacobian = self.jacobian.state(f"{prefix}jacobian.") if self.steps and not self.over else {}
-        counts = {f"{prefix}steps": self.steps, f"{prefix}lost": self.lost}
+        counts = {f"{prefix}steps": self.steps, f"{prefix}lost": self.lost, f"{prefix}idle": self.idle}
         kept = {} if self.over else {f"{prefix}kept.{name}": value for name, value in self.kept.items()}
         return {**counts, **kept, **{f"{prefix}{key}": value for key, value in own.items()}, **jacobian}
 
     def restored(self, state: Mapping[str, Any], prefix: str) -> Refinement:
         """One that goes on from a state, or one sentence."""
         each, count = Field((self.size,), low=-FARTHEST, high=FARTHEST), Field(low=0, whole=True)
-        fields = {"steps": count, "lost": count, "point": each, "best": each, "mean": Field((self.size,))}
+        fields = {
+            "steps": count,
+            "lost": count,
+            "idle": count,
+            "point": each,
+            "best": each,
+            "mean": Field((self.size,)),
+        }
         fields |= {"square": Field((self.size,), low=0), "average": Field((self.classes,), low=0)}
         fields["tally"] = Field(self.tally.shape, low=0)
         if f"{prefix}held" in state:
@@ -252,7 +274,7 @@ class Refinement:
         if (np.abs(found["mean"]) > 32 * np.sqrt(found["square"]) + 1e-12).any():  # whatever the gradients were
             raise MergettaError(f"This state does not fit the adapter: {prefix}mean.")
         new = Refinement(self.bundle, self.classes, self.least, self.settings)
-        new.steps, new.lost = int(found["steps"]), int(found["lost"])
+        new.steps, new.lost, new.idle = (int(found[name]) for name in ("steps", "lost", "idle"))
         for name in ("point", "best", "mean", "square", "average", "tally"):
             setattr(new, name, found[name])
         if "held" in found:
