@@ -36,7 +36,8 @@ Experts = Annotated[str, typer.Option(help="How the experts are made: `roid` or 
 Methods = Annotated[
     str | None,
     typer.Option(
-        help="Only these methods, separated by commas; all: the suite's peers too. NAME+mirror averages two views, NAME+runs filters over time where classes come in runs."
+        help="Only these methods, separated by commas; all: the suite's peers too. NAME+mirror averages two views, "
+        "NAME+runs filters over time where classes come in runs."
     ),
 ]
 Domains = Annotated[str | None, typer.Option(help="Only these target domains, separated by commas.")]
