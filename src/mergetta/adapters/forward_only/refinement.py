@@ -41,8 +41,7 @@ class RefineSettings:
     """Chosen at severity 4 of fashion-bn (docs/research-log.md)."""
 
     rank: int = 3
-    """Directions per group, the strongest of the members' task vectors. With five the estimate is worse, with one the
-    gain is half."""
+    """Directions per group, the strongest of the members' task vectors. Five are no better, and one gains half."""
     delta: float = 0.1
     """How far a perturbation goes, in units of how far members go along a direction."""
     lr: float = 0.05
