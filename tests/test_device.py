@@ -274,7 +274,7 @@ def test_from_export_to_predictions(deployed: Path, tmp_path: Path) -> None:
         (["--exclude", "fog"], "goes with --hub only"),
         (["--method", "cola"], "runs race-merge or zo-merge"),
         (["-o", "lr=0.1"], "race-merge has no option 'lr'"),
-        (["-o", "temperature=-1"], "temperature must be positive"),
+        (["-o", "temperature=-1"], "temperature must be at least"),
         (["-o", "temperature=warm"], "The option temperature of race-merge must be a number, not 'warm'"),
         (["-o", "probe=1"], "The option probe of race-merge must be true or false, not 1"),
         (["-o", "source=1"], "takes no option 'source' here"),

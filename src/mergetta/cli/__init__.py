@@ -91,4 +91,5 @@ EXTRAS = {
     "onnx": "export",
     "onnxscript": "export",
     **dict.fromkeys(("fastapi", "uvicorn", "sqlalchemy", "alembic", "fsspec", "cryptography", "plotly"), "hub"),
+    "PIL": "bench",
 }

@@ -49,7 +49,9 @@ def command(
     runtime = device_runtime(model, family, checkpoint)
     if write and model is not None:
         import_module("onnx")  # before the work
-    governed = create("zo-merge", runtime, Bundle.load(bundle, runtime.family), {"loss": loss} if loss else {})
+    governed = create(
+        "zo-merge", runtime, Bundle.load(bundle, runtime.family), {"loss": loss} if loss else {}, runs=False
+    )
     assert isinstance(governed, Governed)
     adapter = governed.adapter
     batch = as_input(load_images(images, runtime.metadata["channels"], runtime.metadata["size"])[:64])
