@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mergetta import MergettaError, TorchRuntime, create_adapter
+from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.bench import protocol
 from mergetta.bench.cells import Cell, same_run
 from mergetta.bench.figures import ACCENT, INK, all_figures
@@ -17,7 +18,7 @@ from mergetta.bench.inputs import clean_images, family_of, place_of, target_of
 from mergetta.bench.keys import cell_key, expert_key
 from mergetta.bench.online import labels_of, online
 from mergetta.bench.pools import make_expert, pool
-from mergetta.bench.protocol import create, run_cell, stored, wrapped
+from mergetta.bench.protocol import create, run_cell, stored
 from mergetta.bench.report import write_report
 from mergetta.bench.runner import cells_of, run_suite
 from mergetta.bench.showcase import chosen, outcomes, showcase
@@ -384,7 +385,7 @@ def test_mirrored_predictions_by_hand() -> None:
     views = [runtime(view).logits for view in (images, images[:, :, :, ::-1])]
     p = sum(np.exp(v) / np.exp(v).sum(axis=1, keepdims=True) for v in views)
     adapter = create_adapter("bn-stats", runtime)
-    record = online(suite, cell, adapter, runtime, wrapped=wrapped(suite.methods[cell.method], adapter))
+    record = online(suite, cell, adapter, runtime, wrapped=Mirrored(adapter))
     assert record["wrong"] == [np.count_nonzero(p.argmax(axis=1) != labels)]
     assert record["forwards"] == 2
 

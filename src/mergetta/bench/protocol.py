@@ -15,8 +15,7 @@ from mergetta.adapters.backprop.rmt import source_prototypes
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.cola import source_expert
 from mergetta.adapters.forward_only.source_features import SourceFeatures, measure_source
-from mergetta.adapters.wrappers.filtered import Filtered
-from mergetta.adapters.wrappers.mirrored import Mirrored
+from mergetta.adapters.wrappers import wrapped
 from mergetta.bench.cells import Cell
 from mergetta.bench.inputs import STATISTICS, Place, clean_images, family_of, place_of, with_signature
 from mergetta.bench.keys import cell_key
@@ -124,12 +123,6 @@ def create(suite: Suite, cell: Cell, runtime: TorchRuntime | OnnxRuntime, store:
     return create_adapter(settings.adapter, runtime, **options)
 
 
-def wrapped(settings: MethodSettings, adapter: Adapter) -> Adapter:
-    """A method with what a suite puts around it."""
-    adapter = Mirrored(adapter) if settings.mirror else adapter
-    return Filtered(adapter) if settings.runs else adapter
-
-
 def stored(suite: Suite, cell: Cell, store: Store) -> dict[str, Any] | None:
     """The record of a cell, if it has been measured before."""
     record = store.result(cell_key(suite, cell))
@@ -141,9 +134,10 @@ def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
     found = stored(suite, cell, store)
     if found is not None:
         return found
-    runtime = runtime_of(suite, suite.methods[cell.method], cell.seed)
+    settings = suite.methods[cell.method]
+    runtime = runtime_of(suite, settings, cell.seed)
     adapter = create(suite, cell, runtime, store)
-    whole = wrapped(suite.methods[cell.method], adapter)
+    whole = wrapped(adapter, settings.mirror, settings.runs)
     for visit in cell.visits():
         record = online(suite, visit, adapter, runtime, wrapped=whole)
         store.put_result(cell_key(suite, visit), record)

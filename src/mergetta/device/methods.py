@@ -9,9 +9,8 @@ from mergetta.adapters import accepted_options, check_options, create_adapter
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.forward_only.normaliser import Normaliser
 from mergetta.adapters.forward_only.zo_merge import ZOMerge
-from mergetta.adapters.wrappers.filtered import Filtered
+from mergetta.adapters.wrappers import wrapped
 from mergetta.adapters.wrappers.governed import Governed
-from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.runtimes.onnx_runtime import OnnxRuntime
@@ -60,5 +59,4 @@ def create(
         raise
     except (TypeError, ValueError) as error:
         raise MergettaError(f"An option of {method} has a wrong value: {error}.") from error
-    adapter = Mirrored(adapter) if mirror else adapter
-    return Filtered(adapter) if runs else adapter
+    return wrapped(adapter, mirror, runs)
