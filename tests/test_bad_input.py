@@ -122,7 +122,7 @@ BAD_INPUT = {
     f"{RUN} --option colour=red": "race-merge has no option 'colour'",
     f"{RUN} --method zo-merge --option loss=3": "There is no loss 3",
     f"{EVALUATE} --images photos": "has the label 'cat', which is no class of the model",
-    "bench fashion-bn --order upside-down": "There is no order 'upside-down'",
+    "bench fashion-bn --order upside-down": "order: Input should be 'mixed', 'sorted' or 'correlated'",
     "demo --domains rain": "There is no domain 'rain'",
     "reproduce magic": "There is no study 'magic'",
     "magic": "No such command 'magic'",

@@ -202,10 +202,10 @@ def test_experts_are_made_from_the_same_stream_whatever_the_target_s(tmp_path: P
 
 def test_streams_in_the_suite_are_checked(tmp_path: Path) -> None:
     for wrong, sentence in (
-        ({"order": "random"}, "There is no order 'random'"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"folds": 0}, "folds must be at least 1"),
-        ({"passes": 0}, "passes must be at least 1"),
+        ({"order": "random"}, "order: Input should be 'mixed', 'sorted' or 'correlated'"),
+        ({"batch_size": 0}, "batch_size: Input should be greater than 0"),
+        ({"folds": 0}, "folds: Input should be greater than 0"),
+        ({"passes": 0}, "passes: Input should be greater than 0"),
     ):
         with pytest.raises(MergettaError, match=sentence):
             small().with_streams(**wrong)  # type: ignore[arg-type]
@@ -372,7 +372,7 @@ class TestCaptions:
     def test_a_wrong_order_is_one_sentence(self) -> None:
         result = mergetta("bench", "fashion-bn", "--order", "random")
         assert result.returncode == 2
-        assert "There is no order 'random'; choose from mixed, sorted, correlated." in " ".join(result.stderr.split())
+        assert "order: Input should be 'mixed', 'sorted' or 'correlated'." in " ".join(result.stderr.split())
         assert "Traceback" not in result.stderr
 
     def test_cost_has_no_streams(self) -> None:

@@ -13,7 +13,7 @@ from mergetta.adapters import accepted_options, find_method
 from mergetta.data.corruptions import CORRUPTIONS
 from mergetta.data.own_images import check_domain
 from mergetta.data.sources import open_source
-from mergetta.data.streams import ORDERS, Order
+from mergetta.data.streams import Order
 from mergetta.errors import MergettaError
 
 FOLDER = Path(__file__).parent / "suites"
@@ -150,14 +150,8 @@ class Suite(BaseModel):
         for domain in domains or ():
             if domain not in self.domains:
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(self.domains)}.")
-        changes: dict[str, Any] = {"methods": chosen}
-        if samples is not None:
-            changes["samples"] = min(at_least_one("samples", samples), self.samples)
-        if severity is not None:
-            if severity not in range(1, 6):
-                raise MergettaError(f"severity must be 1 to 5, not {severity}.")
-            changes["severity"] = severity
-        return self.model_copy(update=changes)
+        fewer = None if samples is None else min(samples, self.samples)
+        return self.changed(methods=chosen, samples=fewer, severity=severity)
 
     @property
     def training_batch_size(self) -> int:
@@ -173,21 +167,16 @@ class Suite(BaseModel):
         passes: int | None = None,
     ) -> Suite:
         """The same suite with its targets in other streams; experts stay what they are."""
-        changes: dict[str, Any] = {}
-        if batch_size is not None:
-            changes |= {"batch_size": at_least_one("batch_size", batch_size)}
-            changes |= {"expert_batch_size": self.training_batch_size}
-        if order is not None:
-            if order not in ORDERS:
-                raise MergettaError(f"There is no order {order!r}; choose from {', '.join(ORDERS)}.")
-            changes["order"] = order
-        if continual:
-            changes["continual"] = True
-        if folds is not None:
-            changes["folds"] = at_least_one("folds", folds)
-        if passes is not None:
-            changes["passes"] = at_least_one("passes", passes)
-        return self.model_copy(update=changes)
+        kept = None if batch_size is None else self.training_batch_size
+        streams = {"order": order, "continual": continual or None, "folds": folds, "passes": passes}
+        return self.changed(batch_size=batch_size, expert_batch_size=kept, **streams)
+
+    def changed(self, **changes: Any) -> Suite:
+        """The same suite with these settings, as far as they are not None."""
+        try:
+            return Suite(**{**dict(self), **{name: value for name, value in changes.items() if value is not None}})
+        except ValidationError as error:
+            raise MergettaError(first_of(error)) from error
 
     @property
     def fold_count(self) -> int:
@@ -232,12 +221,6 @@ class Suite(BaseModel):
                 "+runs if you like."
             )
         return table[plain].model_copy(update=dict.fromkeys(wrappers, True))
-
-
-def at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise MergettaError(f"{name} must be at least 1, not {value}.")
-    return value
 
 
 def list_suites() -> list[str]:
