@@ -19,8 +19,7 @@ from torch import nn
 
 from mergetta import Device, TorchRuntime, build_bundle, load_family, train_expert
 from mergetta.data.corruptions import corrupt
-from mergetta.data.fashion import CLASSES, load_fashion
-from mergetta.data.fashion_clean import load_fashion_clean
+from mergetta.data.fashion import CLASSES, load_fashion, load_fashion_clean
 from mergetta.data.streams import as_input
 from mergetta.runtimes.export import export_onnx
 

@@ -67,7 +67,7 @@ def severity(folder: str, samples: str = "1000") -> None:
         f"| {source.description}, {samples} images | source, severity 1 to 5 | bn-stats, severity 5 |\n|---|---|---:|"
     )
     for corruption in CORRUPTIONS:
-        domains = [source.domain(corruption, strength, 0, int(samples)) for strength in range(1, 6)]
+        domains = [source.domain(corruption, strength, int(samples)) for strength in range(1, 6)]
         plain = [error_of(runtime, domain, 1.0) for domain in domains]
         rising += all(b >= a - 0.5 for a, b in pairwise(plain))
         batch = error_of(runtime, domains[-1], 0.0)
@@ -100,7 +100,7 @@ def textures() -> None:
     source = open_source("fashion-styles")
     clean = open_source("fashion").whole("clean", 0)
     rows = [("fashion-bn", "source", 1.0), ("fashion-bn", "bn-stats", 0.0), ("fashion-vit", "source", 1.0)]
-    domains = [source.domain(name, 5, 0, 500) for name in source.domains]
+    domains = [source.domain(name, 5, 500) for name in source.domains]
     for family, name, share in rows:
         runtime = TorchRuntime(load_family(family))
         errors = [error_of(runtime, domain, share, 250) for domain in domains]
@@ -117,7 +117,7 @@ def memory() -> None:
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)).save(first)
         for number in range(1, 50_000):
             (folder / f"{number}.JPEG").hardlink_to(first)
-        domain = open_source("imagenet-c", Path(name)).domain("fog", 5, 0, 50_000)
+        domain = open_source("imagenet-c", Path(name)).domain("fog", 5, 50_000)
         images = sum(len(labels) for _, labels in domain.stream(0, 64))
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     print(f"{images} images streamed, peak resident memory {int(peak.split()[1]) / 1024:.0f} MB")

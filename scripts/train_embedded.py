@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mergetta.data.fashion import CLASSES, FILE
-from mergetta.data.fashion_clean import FILE as CLEAN
+from mergetta.data.fashion import CLASSES, CLEAN_FILE, FILE
 from mergetta.models.family import ARCHITECTURES, EMBEDDED, Family, Preprocessing
 from mergetta.runtimes.home import with_home
 
@@ -92,7 +91,7 @@ def save_with_signature(family: Family, images: Tensor) -> None:
 
 def cut_data(folder: Path) -> None:
     """The first 4,000 test images and the first 2,000 training images, with their labels."""
-    for file, part, count in ((FILE, "t10k", 4000), (CLEAN, "train", 2000)):
+    for file, part, count in ((FILE, "t10k", 4000), (CLEAN_FILE, "train", 2000)):
         images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")[:count]
         labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")[:count]
         np.savez_compressed(file, images=images, labels=labels)

@@ -84,7 +84,7 @@ def test_folder(tmp_path: Path) -> None:
     files = sorted(out.rglob("*.JPEG"))
     assert len(files) == 12
     assert files[0] == out / "contrast" / "2" / "n00000000" / "val_0.JPEG"
-    made, fresh = ImagenetC(out).domain("contrast", 5), ImagenetC(source).domain("contrast", 5)
+    made, fresh = ImagenetC(out).whole("contrast", 5), ImagenetC(source).whole("contrast", 5)
     assert made.labels.tolist() == fresh.labels.tolist() == [0, 0, 1, 1, 2, 2]
     everything = np.arange(6)
     assert np.abs(made.images[everything].astype(int) - fresh.images[everything]).mean() < 2

@@ -21,6 +21,7 @@ from mergetta.data.corruptions import CORRUPTIONS, corrupt
 from mergetta.data.corruptions.planes import blur_matrix, on_planes
 from mergetta.data.imagenet_c import ImagenetC
 from mergetta.data.lazy import Corrupted, ImageFiles, JpegArchive, Subset
+from mergetta.data.sources import open_source
 from mergetta.data.streams import Domain, as_input
 from mergetta.seeds import generator
 
@@ -110,7 +111,6 @@ class TestLazyImages:
         expected = photo.resize((60, 40), Image.Resampling.BILINEAR).crop((14, 4, 46, 36))
         np.testing.assert_array_equal(images[np.array([0])][0], np.asarray(expected))
         np.testing.assert_array_equal(images[np.array([1, 0, 1])][0], exact)
-        assert ImageFiles([tmp_path / "wide.png"], 20, channels=1)[np.array([0])].shape == (1, 20, 20, 1)
         assert images[np.array([], dtype=int)].shape == (0, 32, 32, 3)
 
     def test_one_unreadable_file_is_named(self, tmp_path: Path) -> None:
@@ -207,24 +207,26 @@ class TestCifarC:
     def test_published(self, cifar: Path) -> None:
         source = CifarC(cifar)
         assert source.description == "CIFAR-10-C as published"
-        assert source.corruptions == ["gaussian_noise", "spatter"]
-        domain = source.domain("gaussian_noise", 3, samples=4)
+        assert source.domains == ("gaussian_noise",)
+        domain = source.domain("gaussian_noise", severity=3, samples=4)
         assert domain.name == "gaussian_noise"
         assert domain.labels.tolist() == [0, 1, 2, 3]
         np.testing.assert_array_equal(domain.images[np.arange(4)], noise(40)[16:20])
         assert len(source.domain("spatter", 5).images) == 8
-        assert not source.domain("spatter", 5).images.flags.owndata  # type: ignore[attr-defined]
+        assert not source.whole("spatter", 5).images.flags.owndata  # type: ignore[attr-defined]
+        assert source.clean(5) is None
 
     def test_clean_only_is_corrupted_on_the_fly(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "cifar100_test.npz", x=noise(12), y=np.arange(12, dtype=np.uint8) + 80)
         source = CifarC(tmp_path, classes=100)
         assert source.description == "CIFAR-100 test corrupted by mergetta"
-        assert source.corruptions == list(CORRUPTIONS)
+        assert source.domains == tuple(CORRUPTIONS)
         domain = source.domain("snow", 2, samples=10)
         chosen = np.array([8, 1])
         np.testing.assert_array_equal(domain.images[chosen], corrupt(noise(12), "snow", 2)[chosen])
         assert domain.labels[8] == 88
-        assert len(source.clean(5).images) == 5
+        clean = source.clean(5)
+        assert clean is not None and clean.labels.tolist() == [87, 88, 89, 90, 91]
 
     @pytest.mark.parametrize(
         ("break_it", "sentence"),
@@ -253,18 +255,18 @@ class TestCifarC:
             CifarC(cifar).domain("fog", 1)
 
     def test_more_errors(self, cifar: Path, tmp_path: Path) -> None:
-        with pytest.raises(MergettaError, match="samples must be 1 to 8, not 9"):
+        with pytest.raises(MergettaError, match="has 8 images per domain, not 9"):
             CifarC(cifar).domain("spatter", 1, samples=9)
         with pytest.raises(MergettaError, match="severity must be 1 to 5"):
             CifarC(cifar).domain("spatter", 6)
-        with pytest.raises(MergettaError, match=r"no clean images: put cifar10_test.npz"):
-            CifarC(cifar).clean()
+        with pytest.raises(MergettaError, match=r"cifar10-styles needs clean images: put cifar10_test.npz"):
+            open_source("cifar10-styles", cifar)
         (tmp_path / "empty").mkdir()
         with pytest.raises(MergettaError, match="has neither the files of CIFAR-10-C"):
             CifarC(tmp_path / "empty")
         np.savez(tmp_path / "empty" / "cifar10_test.npz", x=noise(3, 28), y=np.arange(3))
         with pytest.raises(MergettaError, match="32 × 32 pixels in colour"):
-            CifarC(tmp_path / "empty").clean()
+            CifarC(tmp_path / "empty").clean(1)
 
 
 class TestImagenetC:
@@ -275,19 +277,18 @@ class TestImagenetC:
             jpeg(tmp_path / above / "shot_noise" / "5" / wnid / f"v{i}.JPEG", colour=i * 50)
         source = ImagenetC(tmp_path)
         assert source.description == "ImageNet-C as published"
-        assert source.corruptions == ["shot_noise"]
-        domain = source.domain("shot_noise", 5)
+        assert source.domains == ("shot_noise",)
+        domain = source.whole("shot_noise", 5)
         assert domain.labels.tolist() == [3, 7, 999]
         assert abs(int(domain.images[np.array([0])][0, 0, 0, 0]) - 50) < 4
         with pytest.raises(MergettaError, match="no corruption 'fog'; it has shot_noise"):
             source.domain("fog", 5)
         with pytest.raises(MergettaError, match="has no severity 3"):
             source.domain("shot_noise", 3)
-        with pytest.raises(MergettaError, match="no clean images"):
-            source.clean()
+        assert source.clean(1) is None
         drawn = [source.domain("shot_noise", 5, samples=n).labels.tolist() for n in (2, 3)]
         assert drawn[1][:2] == drawn[0]
-        with pytest.raises(MergettaError, match="samples must be 1 to 3"):
+        with pytest.raises(MergettaError, match="has 3 images per domain, not 4"):
             source.domain("shot_noise", 5, samples=4)
 
     def test_subset_is_named(self, tmp_path: Path) -> None:
@@ -301,7 +302,7 @@ class TestImagenetC:
         assert source.description == (
             "ImageNet-C as published, the 2-image RobustBench subset imagenet_test_image_ids.txt"
         )
-        assert source.domain("fog", 1).labels.tolist() == [2, 0]
+        assert source.whole("fog", 1).labels.tolist() == [2, 0]
         ids.write_text(f"{WNIDS[2]}/z.JPEG\n")
         with pytest.raises(MergettaError, match=r"has no n00001004/z.JPEG, which .* lists"):
             ImagenetC(tmp_path, subset=ids).domain("fog", 1)
@@ -318,9 +319,10 @@ class TestImagenetC:
             jpeg(tmp_path / inner / wnid / "a.JPEG", size=(300, 280 + i), colour=i)
         source = ImagenetC(tmp_path)
         assert source.description == "ImageNet validation corrupted by mergetta"
-        clean = source.clean().images[np.arange(3)]
+        assert source.originals is not None
+        clean = source.originals.images[np.arange(3)]
         assert clean.shape == (3, 224, 224, 3)
-        found = source.domain("fog", 4).images[np.array([2])]
+        found = source.whole("fog", 4).images[np.array([2])]
         np.testing.assert_array_equal(found, corrupt(clean, "fog", 4)[[2]])
 
     def test_archive(self, tmp_path: Path) -> None:
@@ -330,7 +332,7 @@ class TestImagenetC:
         domain = source.domain("contrast", 5, samples=4)
         labels = np.concatenate([labels for _, labels in domain.stream(0, 3)])
         assert len(set(labels.tolist())) == 4
-        assert len(ImagenetC(path).clean().images) == 6
+        assert len(ImagenetC(path).whole("fog", 1).images) == 6
         with pytest.raises(MergettaError, match="have no names"):
             ImagenetC(tmp_path, subset="ids.txt")
 
@@ -356,7 +358,7 @@ class TestImagenetC:
         opened: list[int] = []
         decode = ImageFiles.decode
         monkeypatch.setattr(ImageFiles, "decode", lambda self, i: (opened.append(i), decode(self, i))[1])
-        domain = ImagenetC(tmp_path).domain("fog", 5)
+        domain = ImagenetC(tmp_path).whole("fog", 5)
         assert len(domain.images) == 50_000
         assert domain.labels[[0, 49, 50, 49_999]].tolist() == [0, 0, 1, 999]
         assert not opened
@@ -376,7 +378,7 @@ class TestImagenetC:
             def peak():
                 return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             before, seen = peak(), 0
-            for images, labels in ImagenetC(sys.argv[1]).domain("fog", 5).stream(0, 32):
+            for images, labels in ImagenetC(sys.argv[1]).whole("fog", 5).stream(0, 32):
                 seen += len(images.mean(axis=(2, 3)))
             print(seen, peak() - before)
         """

@@ -87,7 +87,7 @@ def test_stylised_domains_are_different_and_recognisable() -> None:
     plain = images[:20].reshape(20, -1).astype(float)
     seen = set()
     for name in source.domains[:10]:
-        domain = source.domain(name, 5, 0, 20)
+        domain = source.domain(name, 5, 20)
         styled = np.asarray(domain.images)
         assert styled.shape == (20, 28, 28, 1)
         likeness = np.corrcoef(plain, styled.reshape(20, -1))[:20, 20:]
@@ -99,7 +99,7 @@ def test_stylised_domains_are_different_and_recognisable() -> None:
 
 def test_an_image_is_the_same_in_any_part_of_a_domain() -> None:
     source = open_source("fashion-styles")
-    whole, part = source.domain("wood_3", 5, 0, 30), source.domain("wood_3", 1, 10, 5)
+    whole, part = source.domain("wood_3", 5, 30), source.domain("wood_3", 1, 5, start=10)
     np.testing.assert_array_equal(np.asarray(whole.images)[10:15], part.images)
     np.testing.assert_array_equal(whole.labels[10:15], part.labels)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mergetta.bench.suite import Suite
-from mergetta.data.fashion_clean import load_fashion_clean
 from mergetta.data.own_images import OwnImages
-from mergetta.data.sources import Source, open_source
+from mergetta.data.source import Source
+from mergetta.data.sources import open_source
 from mergetta.data.streams import Batch, Domain
 from mergetta.models.family import Family, load_family
 from mergetta.runtimes.home import with_home
@@ -68,12 +68,12 @@ def source_of(suite: Suite) -> Source:
 
 def clean_images(place: Place, count: int) -> Domain | None:
     """Clean images to measure something of the source on, if there are any: none that a target shows."""
-    return load_fashion_clean(count) if place.kind.startswith("fashion") else open_once(place).clean(count)
+    return open_once(place).clean(count)
 
 
 @lru_cache(maxsize=2)
 def load_domain(place: Place, domain: str, severity: int, start: int, count: int, draw: int = 0) -> Domain:
-    return open_once(place).domain(domain, severity, start, count, draw)
+    return open_once(place).domain(domain, severity, count, start, draw)
 
 
 def target_of(suite: Suite, domain: str, turn: int = 0) -> Domain:

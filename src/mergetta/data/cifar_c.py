@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mergetta.data.corruptions import CORRUPTIONS, check_severity, corrupt
 from mergetta.data.frost_textures import corrupted_by, find_textures, textures_digest
-from mergetta.data.images import check_drawn, check_samples, checked_labels, corrupt_settings, load_labelled_npz
+from mergetta.data.images import check_drawn, checked_labels, corrupt_settings, load_labelled_npz
+from mergetta.data.lazy import Corrupted
+from mergetta.data.source import Source, combined, file_digest
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
@@ -24,7 +27,7 @@ SHAPE = (32, 32, 3)
 LABELS = "labels.npy"
 
 
-class CifarC:
+class CifarC(Source):
     """The folder of a set: the published files, memory-mapped; or `cifar10_test.npz` (`x`, `y`), corrupted as read.
 
     `CifarC(folder, classes=100)` is CIFAR-100-C. `description` says which of the two a result was measured on, and
@@ -42,43 +45,32 @@ class CifarC:
             )
         self.settings = corrupt_settings(self.folder) if self.files else None
         self.frost = None if self.files else find_textures(self.folder)
+        self.domains = tuple(name for name in CORRUPTIONS if name in self.files or not self.files)
+        made = f"CIFAR-{classes} test {corrupted_by(self.settings, self.frost)}"
+        self.description = f"CIFAR-{classes}-C as published" if self.files and self.settings is None else made
 
-    @property
-    def description(self) -> str:
-        if self.files and self.settings is None:
-            return f"CIFAR-{self.classes}-C as published"
-        return f"CIFAR-{self.classes} test {corrupted_by(self.settings, self.frost)}"
+    @cached_property
+    def digest(self) -> str:
+        files = [*self.files.values()] or [self.clean_file]
+        return combined([self.description, *map(file_digest, files), textures_digest(self.frost)])
 
-    @property
-    def corruptions(self) -> list[str]:
-        """The domains that are there."""
-        from mergetta.data.corruptions import CORRUPTIONS  # needs OpenCV, which published files do not
+    @cached_property
+    def originals(self) -> Domain | None:
+        return Domain("clean", *load_cifar(self.clean_file, self.classes)) if self.clean_file.is_file() else None
 
-        return sorted(self.files) if self.files else list(CORRUPTIONS)
-
-    def clean(self, samples: int | None = None) -> Domain:
-        images, labels = self.clean_set
-        count = check_samples(samples, len(images), self.folder)
-        return Domain("clean", images[:count], labels[:count])
-
-    def domain(self, name: str, severity: int, samples: int | None = None, draw: int = 0) -> Domain:
-        """The first `samples` images (they are in random order) of a corruption at a severity; published files are
-        one draw."""
-        if severity not in range(1, SEVERITIES + 1):
-            raise MergettaError(f"severity must be 1 to {SEVERITIES}, not {severity}.")
-        if not self.files:
-            from mergetta.data.lazy import Corrupted
-
-            clean = self.clean(samples)
-            return Domain(name, Corrupted(clean.images, name, severity, draw, self.frost), clean.labels)
+    def whole(self, name: str, severity: int, draw: int = 0) -> Domain:
+        """Published files are one draw."""
+        if not self.files and self.originals is not None:
+            images = Corrupted(self.originals.images, name, severity, draw, self.frost)
+            return Domain(name, images, self.originals.labels)
+        check_severity(severity)
         check_drawn(draw, self.folder)
-        images, labels = self.stacked(name)
+        stacked, labels = self.stacked(name)
         if self.settings is not None and severity not in self.settings["severities"]:
             raise MergettaError(f"{self.folder} was made without severity {severity}: run `mergetta corrupt` with it.")
-        each = len(images) // SEVERITIES
-        first = (severity - 1) * each
-        chosen = slice(first, first + check_samples(samples, each, self.folder))
-        return Domain(name, images[chosen], labels[chosen])
+        each = len(stacked) // SEVERITIES
+        chosen = slice((severity - 1) * each, severity * each)
+        return Domain(name, stacked[chosen], labels[chosen])
 
     def stacked(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """The memory-mapped images of all severities, and their labels."""
@@ -93,12 +85,6 @@ class CifarC:
         if not file.is_file():
             raise MergettaError(f"{self.folder} has no {LABELS}, which belongs to its images.")
         return images, checked_labels(open_npy(file), len(images), self.classes, file)
-
-    @cached_property
-    def clean_set(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        if not self.clean_file.is_file():
-            raise MergettaError(f"{self.folder} has no clean images: put {self.clean_file.name} (x, y) there.")
-        return load_cifar(self.clean_file, self.classes)
 
 
 def load_cifar(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -159,8 +145,6 @@ class CifarMaker:
 
 
 def make_part(source: Path, part: Path, name: str, severity: int, seed: int, frost: Path | None) -> None:
-    from mergetta.data.corruptions import corrupt
-
     write_atomically(part, npy_bytes(corrupt(cached_images(source), name, severity, seed, frost=frost)))
 
 

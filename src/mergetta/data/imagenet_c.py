@@ -12,16 +12,16 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
+from mergetta.data.corruptions import CORRUPTIONS, corrupt
 from mergetta.data.frost_textures import corrupted_by, find_textures, textures_digest
-from mergetta.data.images import SUFFIXES, check_drawn, check_samples, corrupt_settings
-from mergetta.data.lazy import Corrupted, ImageFiles, Interpolation, JpegArchive, Subset
-from mergetta.data.streams import Domain, Images
+from mergetta.data.images import SUFFIXES, check_drawn, corrupt_settings
+from mergetta.data.lazy import Corrupted, ImageFiles, Interpolation, JpegArchive
+from mergetta.data.source import Source, combined, file_digest
+from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.files import read_bytes, write_atomically
-from mergetta.seeds import generator
 
 ARCHIVE = "imagenet_val3k_224.npz"
 CLASSES = 1000
@@ -32,7 +32,7 @@ WNID = re.compile(r"n\d{8}")
 ROBUSTBENCH = "imagenet_test_image_ids.txt"
 
 
-class ImagenetC:
+class ImagenetC(Source):
     """The folder of a set: `CORRUPTION/SEVERITY/WNID/*.JPEG`, with or without the level above that the published
     archives unpack to (`noise/gaussian_noise/…`); or only clean images, corrupted as they are read: `val/WNID/*.JPEG`,
     `WNID/*.JPEG` or `imagenet_val3k_224.npz`.
@@ -41,6 +41,8 @@ class ImagenetC:
     whether the corruptions are the published ones, and whether frost was made with its published textures: those in
     a folder `frost` in this one or beside it. Nothing is decoded before the first batch.
     """
+
+    sorted_by_class = True
 
     def __init__(
         self,
@@ -61,88 +63,75 @@ class ImagenetC:
                 f"{self.folder} has neither ImageNet-C (CORRUPTION/SEVERITY/WNID/*.JPEG) nor clean images "
                 f"(val/WNID/*.JPEG, WNID/*.JPEG or {ARCHIVE})."
             )
-        if self.subset is not None and not self.corrupted and self.archive:
+        self.archive = not self.corrupted and self.clean_source is not None and self.clean_source.is_file()
+        if self.subset is not None and self.archive:
             raise MergettaError(
                 f"The images in {self.clean_source} have no names, so {self.subset} cannot choose them."
             )
+        self.domains = tuple(name for name in CORRUPTIONS if name in self.corrupted or not self.corrupted)
+        self.description = self.described()
 
-    @property
-    def archive(self) -> bool:
-        return self.clean_source is not None and self.clean_source.is_file()
-
-    @cached_property
-    def description(self) -> str:
+    def described(self) -> str:
         if self.corrupted and self.settings is None:
             text = "ImageNet-C as published"
         else:
-            part = f" ({ARCHIVE})" if self.archive and not self.corrupted else ""
+            part = f" ({ARCHIVE})" if self.archive else ""
             text = f"ImageNet validation{part} {corrupted_by(self.settings, self.frost)}"
         if self.subset is None:
             return text
         owner = "RobustBench " if self.subset.name == ROBUSTBENCH else ""
         return f"{text}, the {len(self.chosen):,}-image {owner}subset {self.subset.name}"
 
-    @property
-    def corruptions(self) -> list[str]:
-        """The domains that are there."""
-        from mergetta.data.corruptions import CORRUPTIONS  # needs OpenCV, which published files do not
+    @cached_property
+    def digest(self) -> str:
+        textures = textures_digest(self.frost)
+        if self.archive and self.clean_source is not None:
+            return combined([self.description, file_digest(self.clean_source), textures])
+        return combined([self.description, str(self.folder.resolve()), *self.domains, textures])
 
-        return sorted(self.corrupted) if self.corrupted else list(CORRUPTIONS)
+    @cached_property
+    def originals(self) -> Domain | None:
+        if self.clean_source is None:
+            return None
+        if self.clean_source.is_file():
+            archive = JpegArchive(self.clean_source, self.size, self.resize_to, CLASSES, self.interpolation)
+            return Domain("clean", archive, archive.labels)
+        return self.listed("clean", self.clean_source)
 
-    def clean(self, samples: int | None = None) -> Domain:
-        images, labels = self.clean_images
-        return self.sampled("clean", images, labels, samples)
-
-    def domain(self, name: str, severity: int, samples: int | None = None, draw: int = 0) -> Domain:
-        """`samples` images of a corruption at a severity: the same ones for each, in a fixed random order; published
-        files are one draw."""
-        if not self.corrupted:
-            images, labels = self.clean_images
-            return self.sampled(name, Corrupted(images, name, severity, draw, self.frost), labels, samples)
+    def whole(self, name: str, severity: int, draw: int = 0) -> Domain:
+        """Published files are one draw."""
+        if not self.corrupted and self.originals is not None:
+            images = Corrupted(self.originals.images, name, severity, draw, self.frost)
+            return Domain(name, images, self.originals.labels)
         check_drawn(draw, self.folder)
         if name not in self.corrupted:
-            raise MergettaError(f"{self.folder} has no corruption {name!r}; it has {', '.join(self.corruptions)}.")
+            known = ", ".join(sorted(self.corrupted))
+            raise MergettaError(f"{self.folder} has no corruption {name!r}; it has {known}.")
         folder = self.corrupted[name] / str(severity)
         if not folder.is_dir():
             raise MergettaError(f"{self.corrupted[name]} has no severity {severity}: the folder {folder} is missing.")
-        images, labels = self.listed(folder)
-        if self.settings is not None and self.subset is None and len(images) != self.settings.get("images"):
+        found = self.listed(name, folder)
+        if self.settings is not None and self.subset is None and len(found.labels) != self.settings.get("images"):
             raise MergettaError(
-                f"{folder} has {len(images)} of {self.settings.get('images')} images: "
+                f"{folder} has {len(found.labels)} of {self.settings.get('images')} images: "
                 "give the same `mergetta corrupt` again to finish it."
             )
-        return self.sampled(name, images, labels, samples)
+        return found
 
-    def sampled(self, name: str, images: Images, labels: NDArray[np.int64], samples: int | None) -> Domain:
-        if samples is None:
-            return Domain(name, images, labels)
-        order = generator(0, 0, "imagenet-c/samples").permutation(len(images))
-        chosen = order[: check_samples(samples, len(images), self.folder)]
-        return Domain(name, Subset(images, chosen), labels[chosen])
-
-    @cached_property
-    def clean_images(self) -> tuple[Images, NDArray[np.int64]]:
-        if self.clean_source is None:
-            raise MergettaError(f"{self.folder} has no clean images: put val/WNID/*.JPEG or {ARCHIVE} there.")
-        if self.archive:
-            archive = JpegArchive(self.clean_source, self.size, self.resize_to, CLASSES, self.interpolation)
-            return archive, archive.labels
-        return self.listed(self.clean_source)
-
-    def listed(self, folder: Path) -> tuple[Images, NDArray[np.int64]]:
+    def listed(self, name: str, folder: Path) -> Domain:
         """The images below WNID folders, or those of the subset, and their labels; no file is opened."""
         wnids = class_folders(folder)
         numbers = self.class_numbers(folder, wnids)
         names = self.chosen if self.subset is not None else image_names(folder, wnids)
         if not names:
             raise MergettaError(f"{folder} has no images.")
-        paths = [f"{folder}{os.sep}{name}" for name in names]
+        paths = [f"{folder}{os.sep}{file}" for file in names]
         if self.subset is not None:
-            for name, path in zip(names, paths, strict=True):
+            for file, path in zip(names, paths, strict=True):
                 if not os.path.exists(path):  # noqa: PTH110 - thousands of them
-                    raise MergettaError(f"{folder} has no {name}, which {self.subset} lists.")
-        labels = np.array([numbers[name.partition("/")[0]] for name in names], np.int64)
-        return ImageFiles(paths, self.size, 3, self.resize_to, self.interpolation), labels
+                    raise MergettaError(f"{folder} has no {file}, which {self.subset} lists.")
+        labels = np.array([numbers[file.partition("/")[0]] for file in names], np.int64)
+        return Domain(name, ImageFiles(paths, self.size, self.resize_to, self.interpolation), labels)
 
     def class_numbers(self, folder: Path, wnids: list[str]) -> dict[str, int]:
         """Class index by WordNet id: the order of `classes.txt` if there is one, else of the 1,000 sorted folders."""
@@ -173,6 +162,11 @@ class ImagenetC:
             line = f"the line {wrong[0]!r}" if wrong else "no lines"
             raise MergettaError(f"{self.subset} has {line}, but a subset is a text file of WNID/NAME lines.")
         return names
+
+
+def find_subset(folder: Path) -> Path | None:
+    """RobustBench's list, or a `subset*.txt`, which chooses among the images beside it."""
+    return next(iter([*folder.glob(ROBUSTBENCH), *sorted(folder.glob("subset*.txt"))]), None)
 
 
 def find_corruptions(folder: Path) -> dict[str, Path]:
@@ -284,8 +278,6 @@ def make_class(
     frost: Path | None,
 ) -> None:
     """Corrupt the images of a class, numbered from `first`, that are not in `folder` yet."""
-    from mergetta.data.corruptions import corrupt
-
     made = folder / names[0].partition("/")[0]
     for leftover in made.glob(".*"):  # of a run that was killed
         leftover.unlink(missing_ok=True)

@@ -40,11 +40,10 @@ class Encoded(ABC):
         self,
         count: int,
         size: int,
-        channels: int = 3,
         resize_to: int | None = None,
         interpolation: Interpolation = "bilinear",
     ) -> None:
-        self.count, self.size, self.channels = count, size, channels
+        self.count, self.size = count, size
         self.resize_to = size if resize_to is None else resize_to
         self.resample = Image.Resampling[interpolation.upper()]
         if not 1 <= size <= self.resize_to:
@@ -58,7 +57,7 @@ class Encoded(ABC):
 
     def __getitem__(self, index: NDArray[np.int64], /) -> NDArray[np.uint8]:
         chosen = np.arange(self.count)[index]
-        result = np.empty((len(chosen), self.size, self.size, self.channels), np.uint8)
+        result = np.empty((len(chosen), self.size, self.size, 3), np.uint8)
         for place, pixels in enumerate(decoders().map(self.pixels, chosen.tolist())):
             result[place] = pixels
         return result
@@ -84,15 +83,14 @@ class ImageFiles(Encoded):
         self,
         paths: Sequence[str | Path],
         size: int,
-        channels: int = 3,
         resize_to: int | None = None,
         interpolation: Interpolation = "bilinear",
     ) -> None:
-        super().__init__(len(paths), size, channels, resize_to, interpolation)
+        super().__init__(len(paths), size, resize_to, interpolation)
         self.paths = paths
 
     def decode(self, number: int) -> Image.Image:
-        return open_image(self.paths[number], self.channels, str(self.paths[number]))
+        return open_image(self.paths[number], 3, str(self.paths[number]))
 
 
 class JpegArchive(Encoded):
@@ -119,12 +117,12 @@ class JpegArchive(Encoded):
             or (offsets[0], offsets[-1]) != (0, len(self.data))
         ):
             raise MergettaError(f"The offsets in {path} do not divide its {len(self.data)} bytes into JPEGs.")
-        super().__init__(len(offsets) - 1, size, 3, resize_to, interpolation)
+        super().__init__(len(offsets) - 1, size, resize_to, interpolation)
         self.labels = checked_labels(labels, self.count, classes, path)
 
     def decode(self, number: int) -> Image.Image:
         data = self.data[self.offsets[number] : self.offsets[number + 1]]
-        return open_image(io.BytesIO(data.tobytes()), self.channels, f"{number} in {self.path}")
+        return open_image(io.BytesIO(data.tobytes()), 3, f"{number} in {self.path}")
 
 
 class Corrupted:

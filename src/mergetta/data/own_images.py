@@ -9,11 +9,10 @@ from pathlib import Path
 from mergetta.data.corruptions import CORRUPTIONS
 from mergetta.data.images import check_drawn
 from mergetta.data.labelled import Files, by_folder
-from mergetta.data.lazy import Corrupted, Subset
-from mergetta.data.sources import Source, combined, last
+from mergetta.data.lazy import Corrupted
+from mergetta.data.source import Source, combined
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
-from mergetta.seeds import generator
 
 
 class OwnImages(Source):
@@ -32,37 +31,36 @@ class OwnImages(Source):
         self.description = f"one's own images in {folder.name}"
 
     @cached_property
-    def digest(self) -> str:  # type: ignore[override]
+    def digest(self) -> str:
         """Of names, sizes and times: the content of many thousand files would take long to read."""
         files = ((path, path.stat()) for path in sorted(self.folder.rglob("*")) if path.is_file())
         facts = [f"{path.relative_to(self.folder)} {stat.st_size} {stat.st_mtime_ns}" for path, stat in files]
         return combined([str(self.size), *self.classes, *facts])
 
     @cached_property
-    def originals(self) -> Domain:
-        """All clean images."""
+    def clean_set(self) -> Domain:
         own = self.folder / "clean"
         return self.labelled("clean", own if own.is_dir() else self.folder)
+
+    @property
+    def originals(self) -> Domain | None:
+        """None where there are only folders of other domains."""
+        try:
+            return self.clean_set
+        except MergettaError:
+            return None
 
     def labelled(self, name: str, folder: Path) -> Domain:
         files, labels = by_folder(folder, self.classes)
         return Domain(name, Files(files, self.channels, self.size), labels)
 
-    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
+    def whole(self, name: str, severity: int, draw: int = 0) -> Domain:
         """Folders have no severity."""
-        if (self.folder / domain).is_dir():
-            check_drawn(draw, self.folder / domain)
-            return self.labelled(domain, self.folder / domain)
-        check_domain(self.folder, domain)
-        return Domain(domain, Corrupted(self.originals.images, domain, severity, draw), self.originals.labels)
-
-    def clean(self, count: int) -> Domain | None:
-        try:
-            clean = self.originals
-        except MergettaError:  # only folders of other domains
-            return None
-        order = generator(0, 0, "subset").permutation(len(clean.labels))
-        return last(Domain("clean", Subset(clean.images, order), clean.labels[order]), count)
+        if (self.folder / name).is_dir():
+            check_drawn(draw, self.folder / name)
+            return self.labelled(name, self.folder / name)
+        check_domain(self.folder, name)
+        return Domain(name, Corrupted(self.clean_set.images, name, severity, draw), self.clean_set.labels)
 
 
 def check_domain(folder: Path, domain: str) -> None:

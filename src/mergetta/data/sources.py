@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from mergetta.data.cifar_c import CifarC
-from mergetta.data.corruptions import CORRUPTIONS, corrupt
-from mergetta.data.fashion import FILE, load_fashion
-from mergetta.data.frost_textures import textures_digest
-from mergetta.data.imagenet_c import ROBUSTBENCH, ImagenetC
+from mergetta.data.corruptions import corrupt
+from mergetta.data.fashion import FILE, load_fashion, load_fashion_clean
+from mergetta.data.imagenet_c import ImagenetC, find_subset
 from mergetta.data.images import check_drawn
-from mergetta.data.lazy import Subset
+from mergetta.data.source import Source, combined, file_digest
 from mergetta.data.streams import Domain, Images
 from mergetta.data.styles import load_style, style_domains, stylise
 from mergetta.data.styles.textures import TEXTURES, texture
 from mergetta.errors import MergettaError
-from mergetta.seeds import generator
 
 VARIABLE = "MERGETTA_DATA"
 SUBFOLDER = {"cifar10": "cifar10", "cifar100": "cifar100", "imagenet": "imagenet"}
@@ -30,41 +26,8 @@ WHERE = {
     "cifar100": "CIFAR-100-C is published at zenodo.org/records/3555552; a clean cifar100_test.npz (x, y) does too",
     "imagenet": "ImageNet-C is published at zenodo.org/records/2235448; a folder of validation images does too",
 }
-IN_MEMORY = 2**30
-"""Bytes of a domain that are decoded and corrupted once and then kept, for the methods that follow."""
 TEXTURE_STRENGTH = 0.7
 """Of the styles of textures: a real shift for both embedded families, and people still see what the object is."""
-
-
-class Source(ABC):
-    """Labelled images of several domains."""
-
-    description: str
-    """What the images are, for people who read the results."""
-    digest: str
-    """Changes with the content: results are cached under it."""
-    domains: tuple[str, ...] = tuple(CORRUPTIONS)
-    sorted_by_class = False
-
-    @abstractmethod
-    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
-        """All images of a domain, lazily; another `draw` has other random numbers."""
-
-    def clean(self, count: int) -> Domain | None:
-        """The last `count` clean images, if there are any: the first ones are the targets'."""
-        return None
-
-    def domain(self, domain: str, severity: int, start: int, count: int, draw: int = 0) -> Domain:
-        """`count` images from `start` on, the same ones in all domains."""
-        whole = self.whole(domain, severity, draw)
-        total = len(whole.labels)
-        if start + count > total:
-            raise MergettaError(f"{self.description} has {total:,} images per domain, not {start + count:,}.")
-        order = generator(0, 0, "subset").permutation(total) if self.sorted_by_class else np.arange(total)
-        chosen = order[start : start + count]
-        size = whole.images[chosen[:1]].nbytes * count
-        images: Images = whole.images[chosen] if size <= IN_MEMORY else Subset(whole.images, chosen)
-        return Domain(domain, images, whole.labels[chosen])
 
 
 class Fashion(Source):
@@ -72,89 +35,47 @@ class Fashion(Source):
 
     description = "Fashion-MNIST (embedded part) corrupted by mergetta"
 
-    def __init__(self) -> None:
-        self.digest = file_digest(FILE)
-
-    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
-        images, labels = load_fashion()
-        return Domain(domain, images, labels)
-
-    def clean(self, count: int) -> Domain | None:
-        return last(self.whole("clean", 0), count)
-
-    def domain(self, domain: str, severity: int, start: int, count: int, draw: int = 0) -> Domain:
-        clean = super().domain(domain, severity, start, count)
-        return Domain(domain, corrupt(np.asarray(clean.images), domain, severity, draw), clean.labels)
-
-
-class Cifar(Source):
-    """CIFAR-10-C or CIFAR-100-C, as published or corrupted as read."""
-
-    def __init__(self, folder: Path, classes: int) -> None:
-        self.set = CifarC(folder, classes)
-        self.description = self.set.description
-        self.domains = tuple(name for name in CORRUPTIONS if name in self.set.corruptions)
-        files = [*self.set.files.values()] or [self.set.clean_file]
-        self.digest = combined([self.description, *map(file_digest, files), textures_digest(self.set.frost)])
-
-    def clean(self, count: int) -> Domain | None:
-        return last(self.set.clean(), count) if self.set.clean_file.is_file() else None
-
-    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
-        return self.set.domain(domain, severity, draw=draw)
-
-
-class Imagenet(Source):
-    """ImageNet-C, as published or corrupted as read; RobustBench's list or a `subset*.txt` beside it chooses images."""
-
-    sorted_by_class = True
-
-    def __init__(self, folder: Path) -> None:
-        subsets = [*folder.glob(ROBUSTBENCH), *sorted(folder.glob("subset*.txt"))]
-        self.set = ImagenetC(folder, subsets[0] if subsets else None)
-        self.description = self.set.description
-        self.domains = tuple(name for name in CORRUPTIONS if name in self.set.corruptions)
-
     @cached_property
-    def digest(self) -> str:  # type: ignore[override]
-        textures = textures_digest(self.set.frost)
-        if self.set.archive and not self.set.corrupted and self.set.clean_source is not None:
-            return combined([self.description, file_digest(self.set.clean_source), textures])
-        return combined([self.description, str(self.set.folder.resolve()), *self.domains, textures])
+    def digest(self) -> str:
+        return file_digest(FILE)
+
+    def whole(self, name: str, severity: int, draw: int = 0) -> Domain:
+        images, labels = load_fashion()
+        return Domain(name, images, labels)
 
     def clean(self, count: int) -> Domain | None:
-        if self.set.clean_source is None:
-            return None
-        clean = self.set.clean()
-        order = generator(0, 0, "subset").permutation(len(clean.labels))
-        return last(Domain("clean", Subset(clean.images, order), clean.labels[order]), count)
+        return load_fashion_clean(count)
 
-    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
-        return self.set.domain(domain, severity, draw=draw)
+    def domain(self, name: str, severity: int, samples: int | None = None, start: int = 0, draw: int = 0) -> Domain:
+        clean = super().domain(name, severity, samples, start)
+        return Domain(name, corrupt(np.asarray(clean.images), name, severity, draw), clean.labels)
 
 
 class Styles(Source):
     """Clean images in the styles of paintings: one domain per painting in the folder `styles` or `../style`."""
 
-    def __init__(self, clean: Source, domain: Domain, paintings: Path) -> None:
-        self.source, self.photographs, self.paintings = clean, domain, paintings
+    def __init__(self, clean: Source, originals: Domain, paintings: Path) -> None:
+        self.source, self.photographs, self.paintings = clean, originals, paintings
         self.domains = tuple(style_domains(paintings))
         self.sorted_by_class = clean.sorted_by_class
         self.description = (
             f"{clean.description.partition(' corrupted')[0]} in the styles of {len(self.domains)} paintings"
         )
-        files = [file_digest(path) for path in sorted(paintings.iterdir()) if path.is_file()]
-        self.digest = combined([clean.digest, *files])
+
+    @cached_property
+    def digest(self) -> str:
+        files = [file_digest(path) for path in sorted(self.paintings.iterdir()) if path.is_file()]
+        return combined([self.source.digest, *files])
 
     def clean(self, count: int) -> Domain | None:
         return self.source.clean(count)
 
-    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
+    def whole(self, name: str, severity: int, draw: int = 0) -> Domain:
         """Styles have no severity."""
         check_drawn(draw, self.description)
         images, labels = self.photographs.images, self.photographs.labels
-        style = load_style(self.paintings, domain, images[np.arange(1)].shape[1])
-        return Domain(domain, Stylised(images, style), labels)
+        style = load_style(self.paintings, name, images[np.arange(1)].shape[1])
+        return Domain(name, Stylised(images, style), labels)
 
 
 class Stylised:
@@ -176,19 +97,18 @@ class FashionStyles(Source):
     description = f"Fashion-MNIST (embedded part) in the styles of {len(TEXTURES)} drawn textures"
     domains = TEXTURES
 
-    def __init__(self) -> None:
-        self.digest = combined([self.description, file_digest(FILE)])
+    @cached_property
+    def digest(self) -> str:
+        return combined([self.description, file_digest(FILE)])
 
-    def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
+    def clean(self, count: int) -> Domain | None:
+        return load_fashion_clean(count)
+
+    def whole(self, name: str, severity: int, draw: int = 0) -> Domain:
         """Styles have no severity."""
         check_drawn(draw, self.description)
         images, labels = load_fashion()
-        return Domain(domain, Stylised(images, texture(domain, images.shape[1]), TEXTURE_STRENGTH), labels)
-
-
-def last(domain: Domain, count: int) -> Domain:
-    start = max(0, len(domain.labels) - count)
-    return Domain(domain.name, Subset(domain.images, np.arange(start, len(domain.labels))), domain.labels[start:])
+        return Domain(name, Stylised(images, texture(name, images.shape[1]), TEXTURE_STRENGTH), labels)
 
 
 EMBEDDED: dict[str, type[Source]] = {"fashion": Fashion, "fashion-styles": FashionStyles}
@@ -201,15 +121,19 @@ def open_source(kind: str, folder: Path | None = None) -> Source:
         return EMBEDDED[kind]()
     name, _, what = kind.partition("-")
     folder = folder_of(name, folder)
-    source = Imagenet(folder) if name == "imagenet" else Cifar(folder, int(name.removeprefix("cifar")))
+    imagenet = name == "imagenet"
+    source = ImagenetC(folder, find_subset(folder)) if imagenet else CifarC(folder, int(name.removeprefix("cifar")))
     if what == "c":
         return source
+    if source.originals is None:
+        place = "val/WNID/*.JPEG" if imagenet else f"{name}_test.npz"
+        raise MergettaError(f"{kind} needs clean images: put {place} into {folder}.")
     places = [
         place for place in (folder / "styles", folder.parent / "style", folder.parent / "styles") if place.is_dir()
     ]
     if not places:
         raise MergettaError(f"{kind} needs paintings: put image files into {folder / 'styles'}.")
-    return Styles(source, source.set.clean(), places[0])
+    return Styles(source, source.originals, places[0])
 
 
 def folder_of(name: str, folder: Path | None) -> Path:
@@ -221,16 +145,3 @@ def folder_of(name: str, folder: Path | None) -> Path:
     if not folder.is_dir():
         raise MergettaError(f"There is no folder {folder}. {WHERE[name]}.")
     return folder
-
-
-def file_digest(path: Path) -> str:
-    """Of a file's size and its ends: enough to tell data sets apart, quick on gigabytes."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(2**16)
-        file.seek(max(0, size - 2**16))
-        return combined([path.name, str(size), hashlib.sha256(head + file.read()).hexdigest()])
-
-
-def combined(facts: list[str]) -> str:
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

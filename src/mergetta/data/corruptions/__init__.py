@@ -83,6 +83,10 @@ def corrupt(
 def check(name: str, severity: int) -> None:
     if name not in CORRUPTIONS:
         raise MergettaError(f"There is no corruption {name!r}; choose one of {', '.join(CORRUPTIONS)}.")
+    check_severity(severity)
+
+
+def check_severity(severity: int) -> None:
     if severity not in range(1, 6):
         raise MergettaError(f"severity must be 1 to 5, not {severity}.")
 
