@@ -49,7 +49,7 @@ def test_seeded_per_image(name: str) -> None:
     images = photographs(6)
     whole = corrupt(images, name, 5, seed=1)
     np.testing.assert_array_equal(corrupt(images, name, 5, seed=1), whole)
-    np.testing.assert_array_equal(corrupt(images[2:4], name, 5, seed=1, first=2), whole[2:4])
+    np.testing.assert_array_equal(corrupt(images[2:4], name, 5, seed=1, indices=np.array([2, 3])), whole[2:4])
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_one_texture_per_image_by_hand(tmp_path: Path) -> None:
     reds = found[..., 0].reshape(len(found), -1)
     assert np.ptp(reds, axis=1).max() <= 1  # one texture for the whole image
     assert set(np.rint(np.median(reds, axis=1) / 9)) == {1, 2, 3, 4, 5}
-    np.testing.assert_array_equal(corrupt(BLACK[7:9], "frost", 5, first=7, frost=folder), found[7:9])
+    np.testing.assert_array_equal(corrupt(BLACK[7:9], "frost", 5, indices=np.array([7, 8]), frost=folder), found[7:9])
     grey = corrupt(np.zeros((9, 28, 28, 1), np.uint8), "frost", 5, frost=folder)
     darkest, lightest = (0.45 * (0.299 * red + 0.587 * 100 + 0.114 * 200) for red in (20, 100))
     assert darkest - 1 <= grey.min() <= grey.max() <= lightest + 1

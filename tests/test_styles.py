@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from mergetta import MergettaError
-from mergetta.data.styles import as_planes, load_style, style_domains, stylise
+from mergetta.data.streams import as_input
+from mergetta.data.styles import load_style, style_domains, stylise
 from mergetta.data.styles.colours import moments, transport
 from mergetta.data.styles.filters import mirrored
 from mergetta.data.styles.patches import Patches, window
@@ -37,7 +38,7 @@ def painting(size: int = 32) -> np.ndarray:
 
 def band_covariances(images: np.ndarray) -> list[np.ndarray]:
     levels = level_count(images.shape[1])
-    padded, _ = mirrored(as_planes(images), levels)
+    padded, _ = mirrored(as_input(images), levels)
     return [moments(band)[1] for _, band in bands(np.fft.rfft2(padded), filter_bank(*padded.shape[2:], levels))]
 
 
@@ -143,7 +144,7 @@ def test_transport_gives_the_covariance_wanted() -> None:
 
 
 def test_patches_rebuild_the_painting_they_come_from() -> None:
-    source = as_planes(painting(32)[None])
+    source = as_input(painting(32)[None])
     covered = Patches.of(source[0], 32).cover(source)
     assert covered.shape == source.shape
     assert np.corrcoef(covered.ravel(), source.ravel())[0, 1] > 0.8

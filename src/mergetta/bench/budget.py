@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,12 +50,8 @@ def layers_within(family: Family, budget: float, images: np.ndarray, report: Cal
 
 
 def largest(most: int, budget: float, peak: Callable[[int], float]) -> int:
-    """The largest number from 0 to `most` with a peak below the budget, by halving: more layers take more memory."""
+    """The largest number from 0 to `most` with a peak below the budget, by bisection: more layers take more memory."""
     least = peak(0)
     if least > budget:
         raise MergettaError(f"{budget:.0f} MB are not enough: forward passes alone take {least:.0f} MB.")
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if peak(middle) <= budget else (low, middle - 1)
-    return low
+    return bisect_right(range(1, most + 1), budget, key=peak)

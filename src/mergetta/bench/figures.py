@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib
 
@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mergetta.bench.sheets import Drawing
-from mergetta.bench.tables import OURS, SOURCE, ErrorTable, Record, error_table, is_ours
+from mergetta.bench.tables import OURS, SOURCE, ErrorTable, Number, Record, error_table, is_ours
 
 INK, GREY, PALE, ACCENT, VARIANT = "#1a1a1a", "#8c8c8c", "#c4c4c4", "#e4572e", "#f2a48e"
 """Of text and axes, which a page may replace; of other methods, of back-propagation, of ours, and of its variants."""
@@ -27,8 +27,6 @@ matplotlib.rcParams |= {
     "axes.spines.right": False,
     "svg.fonttype": "none",
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-}
-matplotlib.rcParams |= {
     "svg.hashsalt": "mergetta",
     "axes.titlelocation": "left",
     "axes.grid": True,
@@ -69,13 +67,22 @@ def svg_of(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    return re.sub(
-        r'(<svg[^>]*?) width="[^"]*"',
-        r"\1",
-        re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1),
-        count=1,
-    )
+    head, end, rest = svg[svg.index("<svg") :].partition(">")
+    return re.sub(r' (width|height)="[^"]*"', "", head) + end + rest
+
+
+def name_rows(axes: Axes, names: Sequence[str], measured: str) -> None:
+    """The names of the rows, from the top down, and what is measured along them."""
+    axes.set_yticks(np.arange(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel(measured)
+
+
+def bars(axes: Axes, numbers: Mapping[str, Number], measured: str, colours: Sequence[str]) -> None:
+    """A row for each number, with its spread."""
+    means, spreads = zip(*((number.mean, number.spread or 0.0) for number in numbers.values()), strict=True)
+    axes.barh(np.arange(len(numbers)), means, xerr=spreads, color=colours)
+    name_rows(axes, list(numbers), measured)
 
 
 def shade(method: str) -> str:
@@ -126,10 +133,8 @@ def domain_errors(table: ErrorTable, backprop: set[str]) -> str:
         if OURS in found:
             axes.scatter(found[OURS], places, s=70, c=ACCENT, marker="o", zorder=4)
         axes.axhline(len(rows) - 1.5, color=INK, linewidth=0.6)
-        axes.set_yticks(places, [name for name, _ in rows])
-        axes.invert_yaxis()
         axes.set_xlim(left=0)
-        axes.set_xlabel("error, %")
+        name_rows(axes, [name for name, _ in rows], "error, %")
 
     return draw((8, 1.0 + 0.27 * len(rows)), plot)
 
@@ -190,9 +195,7 @@ def costs(records: Sequence[Record], methods: Sequence[str]) -> str:
         places, shades = np.arange(len(methods)), [shade(method) for method in methods]
         axes.barh(places - 0.2, [forwards[m] for m in methods], 0.38, color=shades, alpha=0.45, label="forward passes")
         axes.barh(places + 0.2, [per_image[m] / base for m in methods], 0.38, color=shades, label="time")
-        axes.set_yticks(places, methods)
-        axes.invert_yaxis()
-        axes.set_xlabel("pale: forward passes, full: time")
+        name_rows(axes, methods, "pale: forward passes, full: time")
 
     return draw((8, 0.8 + 0.27 * len(methods)), plot)
 
@@ -206,9 +209,7 @@ def cost_ratios(rows: Sequence[Record]) -> str:
         axes.barh(places - 0.2, [row["time_ratio"] for row in rows], 0.4, color="#3182bd", label="time")
         axes.barh(places + 0.2, [row["memory_ratio"] for row in rows], 0.4, color="#fdae6b", label="peak memory")
         axes.axvline(1, color=INK, linewidth=0.8)
-        axes.set_yticks(places, labels)
-        axes.invert_yaxis()
-        axes.set_xlabel("× a plain export")
+        name_rows(axes, labels, "× a plain export")
         axes.legend(frameon=False)
 
     return draw((9, 0.9 + 0.3 * len(rows)), plot)

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from mergetta.bench.tables import Number, best_rows, is_ours
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
@@ -120,18 +122,9 @@ class Study:
             content = json.loads(path.read_text())
             if content.pop("format") != FORMAT:
                 raise ValueError("another format")
-            sheets = tuple(
-                Sheet(s["caption"], tuple(s["columns"]), tuple(Row(**tuples(row)) for row in s["rows"]))
-                for s in content.pop("sheets")
-            )
-            drawings = tuple(Drawing(**drawing) for drawing in content.pop("drawings"))
-            return cls(**tuples(content), sheets=sheets, drawings=drawings)
+            return TypeAdapter(cls).validate_python(content)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise MergettaError(f"{path} is not a study of `mergetta reproduce`.") from error
-
-
-def tuples(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
 
 
 def numbered(index: int) -> str:
@@ -146,10 +139,6 @@ def rows_of(table: Mapping[str, Sequence[Number | None]]) -> tuple[Row, ...]:
     """Rows of numbers, the best of each column marked."""
     best = best_rows(list(zip(*table.values(), strict=True)))
     return tuple(
-        Row(
-            name,
-            texts(numbers),
-            tuple(column for column, rows in enumerate(best) if index in rows),
-        )
+        Row(name, texts(numbers), tuple(column for column, rows in enumerate(best) if index in rows))
         for index, (name, numbers) in enumerate(table.items())
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
-from mergetta.bench.figures import drawing
+from mergetta.bench.figures import drawing, name_rows
 from mergetta.bench.reproduce import paper
 from mergetta.bench.reproduce.setting import Records, Setting, averages
 from mergetta.bench.runner import Part
@@ -62,12 +62,8 @@ def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Shee
 
     def plot(axes: Axes) -> None:
         shown = {name: number for name, number in means.items() if name != "no adaptation"}
-        places = np.arange(len(shown))
-        axes.errorbar(
-            [n.mean for n in shown.values()], places, xerr=[n.spread or 0.0 for n in shown.values()], fmt="o", capsize=3
-        )
-        axes.set_yticks(places, list(shown))
-        axes.invert_yaxis()
-        axes.set_xlabel("error, %")
+        errors, spreads = [n.mean for n in shown.values()], [n.spread or 0.0 for n in shown.values()]
+        axes.errorbar(errors, np.arange(len(shown)), xerr=spreads, fmt="o", capsize=3)
+        name_rows(axes, list(shown), "error, %")
 
     return [sheet], [drawing("Error of each variant; bars: spread over seeds.", (8, 0.6 + 0.28 * len(means)), plot)]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 from matplotlib.axes import Axes
 
-from mergetta.bench.figures import PALE, drawing, shade
+from mergetta.bench.figures import PALE, bars, drawing, shade
 from mergetta.bench.reproduce import paper
 from mergetta.bench.reproduce.setting import Records, Setting, per_domain
 from mergetta.bench.runner import Part
@@ -56,17 +55,8 @@ def figure(rows: dict[str, list[Number | None]]) -> Drawing:
     averages = {name: numbers[-1] for name, numbers in rows.items() if numbers[-1] is not None}
 
     def plot(axes: Axes) -> None:
-        places = np.arange(len(averages))
         colours = [PALE if "back-propagation" in name else shade(name) for name in averages]
-        axes.barh(
-            places,
-            [n.mean for n in averages.values() if n],
-            xerr=[n.spread or 0.0 for n in averages.values() if n],
-            color=colours,
-        )
-        axes.set_yticks(places, list(averages))
-        axes.invert_yaxis()
-        axes.set_xlabel("error, %, average over the domains")
+        bars(axes, averages, "error, %, average over the domains", colours)
 
     caption = "Average error; bars: spread over seeds; orange: race-merge; pale: back-propagation."
     return drawing(caption, (8, 0.6 + 0.28 * len(rows)), plot)

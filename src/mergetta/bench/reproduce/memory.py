@@ -11,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 
 from mergetta.bench.cost import Model, peak_memory, some_images
-from mergetta.bench.figures import drawing
+from mergetta.bench.figures import bars, drawing
 from mergetta.bench.inputs import family_of
 from mergetta.bench.reproduce.setting import Records, Setting
 from mergetta.bench.runner import Part
@@ -56,16 +56,9 @@ def outcome(setting: Setting, records: Records, store: Store) -> tuple[list[Shee
     caption = f"{setting.suite.family}, batch {setting.suite.batch_size}; both ratios within the same runtime."
 
     def plot(axes: Axes) -> None:
-        places = np.arange(len(VARIANTS))
-        axes.barh(
-            places,
-            [peaks[key].mean for key in VARIANTS],
-            xerr=[peaks[key].spread or 0.0 for key in VARIANTS],
-            color=["#3182bd" if runtime == "onnx" else "#999999" for runtime, _ in VARIANTS],
-        )
-        axes.set_yticks(places, [f"{runtime}: {name}" for (runtime, _), name in VARIANTS.items()])
-        axes.invert_yaxis()
-        axes.set_xlabel("peak resident memory, MB")
+        named = {f"{key[0]}: {name}": peaks[key] for key, name in VARIANTS.items()}
+        colours = ["#3182bd" if runtime == "onnx" else "#999999" for runtime, _ in VARIANTS]
+        bars(axes, named, "peak resident memory, MB", colours)
 
     return [Sheet(caption, columns, tuple(rows))], [drawing("Peak memory of a fresh process.", (8, 3.6), plot)]
 

@@ -41,15 +41,14 @@ def corrupt(
     name: str,
     severity: int = 5,
     seed: int = 0,
-    first: int = 0,
     strengths: str | None = None,
     indices: NDArray[np.int64] | None = None,
     frost: Path | None = None,
 ) -> NDArray[np.uint8]:
     """Corrupted copies of uint8 images (B, H, W, C), C = 1 or 3.
 
-    Image i is drawn from (seed, name, first + i) alone, so a part of a set is corrupted as in the whole; `indices`
-    are the images' numbers in the set where these do not follow one another.
+    Image i is drawn from (seed, name, i) alone, so a part of a set is corrupted as in the whole; `indices` are the
+    images' numbers in the set where these are not the first.
     `strengths` is `cifar`, `imagenet` or `grey28`; by default what fits the size. `frost` is the folder of frost's
     published textures; without it, whatever lies on this machine, they are drawn.
 
@@ -69,7 +68,7 @@ def corrupt(
     apply = CORRUPTIONS[name]
     if name == "frost" and frost is not None:
         apply = partial(weather.frost, textures=weather.load_textures(frost, FROST_SCALE[table], images.shape[1:]))
-    numbers = first + np.arange(len(images)) if indices is None else indices
+    numbers = np.arange(len(images)) if indices is None else indices
     chunk = max(1, CHUNK // images[0].size)
     result = np.empty_like(images)
     for start in range(0, len(images), chunk):

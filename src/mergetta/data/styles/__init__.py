@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mergetta.data.streams import as_input
 from mergetta.data.styles.filters import stylised
 from mergetta.data.styles.folder import load_style, style_domains
 from mergetta.errors import MergettaError
@@ -30,13 +31,13 @@ def stylise(images: NDArray[np.uint8], style: NDArray[np.uint8], strength: float
     (2, 16, 16, 3)
     """
     check(images, style, strength)
-    painting = as_planes(style[None])
+    painting = as_input(style[None])
     if images.shape[3] == 1:
         painting = np.tensordot(painting, GREY, axes=(1, 0))[:, None]
     chunk = max(1, CHUNK // images[0].size)
     result = np.empty_like(images)
     for start in range(0, len(images), chunk):
-        planes = as_planes(images[start : start + chunk])
+        planes = as_input(images[start : start + chunk])
         mixed = planes + np.float32(strength) * (stylised(planes, painting) - planes)
         result[start : start + chunk] = np.rint(np.clip(mixed, 0, 1) * 255).transpose(0, 2, 3, 1)
     return result
@@ -62,8 +63,3 @@ def check(images: NDArray[np.uint8], style: NDArray[np.uint8], strength: float) 
         )
     if not 0 <= strength <= 1:
         raise MergettaError(f"strength must be between 0 and 1, not {strength}.")
-
-
-def as_planes(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """uint8 NHWC → float32 NCHW in [0, 1]."""
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255)
