@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mergetta.errors import MergettaError
 from mergetta.losses.base import Loss
+from mergetta.streams.state import Field, checked
 
 
 class MeanPredictionLoss(Loss):
@@ -25,10 +25,8 @@ class MeanPredictionLoss(Loss):
     def check_state(self, state: Mapping[str, Any]) -> None:
         if "mean_prediction" not in state:
             return
-        value = np.asarray(state["mean_prediction"])
-        known = value.shape if self.mean_prediction is None else self.mean_prediction.shape
-        if value.ndim != 1 or value.shape != known or not np.isfinite(value).all():
-            raise MergettaError(f"This state does not fit the loss {type(self).__name__}: its mean prediction.")
+        shape = (None,) if self.mean_prediction is None else self.mean_prediction.shape
+        checked(state, {"mean_prediction": Field(shape)})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         value = state.get("mean_prediction")

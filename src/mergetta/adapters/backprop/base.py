@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mergetta.adapters.base import Adapter, entry, part
+from mergetta.adapters.base import Adapter, part
 from mergetta.arrays import Array
 from mergetta.errors import MergettaError
 from mergetta.groups import GroupValues, Vector, learnable
@@ -18,6 +18,9 @@ from mergetta.losses import Loss
 from mergetta.runtimes.base import Output
 from mergetta.runtimes.torch_runtime import TorchRuntime
 from mergetta.seeds import generator
+from mergetta.streams.state import Field, checked
+
+COUNT = Field(low=0, whole=True)
 
 
 class BackpropAdapter(Adapter):
@@ -60,7 +63,7 @@ class BackpropAdapter(Adapter):
         """Of the last batch, without gradients."""
         self.learnt = self.begin()
         name, lr, momentum, nesterov = self._settings
-        parameters = list(self.learnt.values())
+        parameters: list[Tensor] = [*self.learnt.values()] or [torch.zeros(0)]  # an optimiser wants something
         self.optimizer: torch.optim.Optimizer = (
             torch.optim.Adam(parameters, lr, betas=(momentum, 0.999))
             if name == "adam"
@@ -155,11 +158,8 @@ class BackpropAdapter(Adapter):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        steps, skipped = int(entry(state, "steps")), int(entry(state, "skipped"))
-        learnt = {name: np.array(entry(state, f"learnt/{name}"), dtype=np.float32) for name in self.learnt}
-        for name, value in learnt.items():
-            if value.shape != self.learnt[name].shape or not np.isfinite(value).all():
-                raise MergettaError(f"This state does not fit the adapter: what it learnt of {name!r}.")
+        counts = checked(state, {"steps": COUNT, "skipped": COUNT})
+        learnt = checked(state, {name: Field(tuple(p.shape)) for name, p in self.learnt.items()}, "learnt/")
         loss_state = part(state, "loss/")
         self.loss.check_state(loss_state)
         entries: dict[int, dict[str, Any]] = {}
@@ -174,4 +174,4 @@ class BackpropAdapter(Adapter):
                 self.learnt[name].copy_(torch.from_numpy(value))
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": entries})
         self.loss.load_state_dict(loss_state)
-        self.steps, self.skipped = steps, skipped
+        self.steps, self.skipped = int(counts["steps"]), int(counts["skipped"])

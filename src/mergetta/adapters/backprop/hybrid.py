@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mergetta.adapters.backprop.roid import ROID
-from mergetta.adapters.base import check_bundle, entry
+from mergetta.adapters.base import check_bundle
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Group, Vector, learnable
 from mergetta.runtimes.torch_runtime import TorchRuntime
 from mergetta.seeds import generator
+from mergetta.streams.state import Field, checked
 from mergetta.zeroth_order.spsa import DELTA, apply, probe
 
 
@@ -58,15 +58,10 @@ class Hybrid(ROID):
         self.point: Vector = self.bundle.flatten()
         """The coefficients that move, as one vector."""
         self._merge(self.point)
-        if self.names:
-            super().reset()
-        else:
-            self.optimizer = torch.optim.SGD([torch.zeros(0, requires_grad=True)])  # it wants something
-            self.steps = self.skipped = 0
-            self.learnt, self.output = {}, None
-            self.loss.reset()
+        super().reset()
 
     def begin(self) -> dict[str, nn.Parameter]:
+        """From the merge, which is also what ROID mixes back in."""
         return self.parameters(self.start)
 
     def _merge(self, point: Vector) -> None:
@@ -101,20 +96,11 @@ class Hybrid(ROID):
         self.skipped += found.skipped
         self._merge(self.point)
 
-    def after_step(self) -> None:
-        """As ROID does, but what is mixed back in is the merge."""
-        with torch.no_grad():
-            for name, parameter in self.learnt.items():
-                start = torch.from_numpy(self.start[name]).to(parameter.device).view(parameter.shape)
-                parameter.lerp_(start, self.source_share)
-
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "point": self.point.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        point = np.array(entry(state, "point"), dtype=np.float64)
-        if point.shape != self.point.shape or not np.isfinite(point).all():
-            raise MergettaError("This state does not fit the bundle: its coefficients.")
+        point = checked(state, {"point": Field(self.point.shape)})["point"]
         super().load_state_dict(state)
         self.point = point
         self._merge(point)

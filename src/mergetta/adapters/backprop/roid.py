@@ -24,9 +24,8 @@ class ROID(BackpropAdapter):
 
     def after_step(self) -> None:
         with torch.no_grad():
-            for name, parameter in self.learnt.items():
-                source = torch.from_numpy(self.runtime.groups[name]).to(parameter.device).view(parameter.shape)
-                parameter.lerp_(source, self.source_share)
+            for name, first in self.begin().items():
+                self.learnt[name].lerp_(first, self.source_share)
 
     def returned(self, logits: Tensor) -> Tensor:
         return correct_prior(logits)  # type: ignore[no-any-return]

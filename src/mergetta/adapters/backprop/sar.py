@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergetta.adapters.backprop.base import BackpropAdapter
-from mergetta.adapters.base import entry
+from mergetta.adapters.backprop.base import COUNT, BackpropAdapter
 from mergetta.arrays import Array
 from mergetta.groups import has_batch_norm, paper_frozen
 from mergetta.losses import Evaluation, Forward, Loss
 from mergetta.losses.probabilities import entropy
 from mergetta.runtimes.torch_runtime import TorchRuntime
+from mergetta.streams.state import Field, checked
 
 
 class SAR(BackpropAdapter):
@@ -93,9 +93,11 @@ class SAR(BackpropAdapter):
         return {**super().state_dict(), "recoveries": self.recoveries, **known}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        recoveries, mean_loss = int(entry(state, "recoveries")), state.get("mean_loss")
+        told = {"mean_loss": Field()} if "mean_loss" in state else {}
+        found = checked(state, {"recoveries": COUNT, **told})
         super().load_state_dict(state)
-        self.recoveries, self.mean_loss = recoveries, None if mean_loss is None else float(mean_loss)
+        self.recoveries = int(found["recoveries"])
+        self.mean_loss = float(found["mean_loss"]) if told else None
 
 
 class Certain(Loss):
