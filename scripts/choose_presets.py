@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 
-from mergetta.bench.runner import run_suite
+from mergetta.bench.executors import ProcessExecutor
+from mergetta.bench.runner import Part, run_sweep
 from mergetta.bench.store import default_cache
 from mergetta.bench.suite import MethodSettings, load_suite
 from mergetta.bench.tables import error_table
@@ -33,7 +34,9 @@ def main(name: str) -> None:
         settings["options"].update(delta=delta, lr=lr)
         methods[f"{changes or ''} delta={delta} lr={lr}"] = MethodSettings(**settings)
     suite = suite.model_copy(update={"methods": methods})
-    records = run_suite(suite, "roid", suite.domains, [0, 1], default_cache())
+    with ProcessExecutor() as executor:
+        outcome = run_sweep([Part(suite, "roid", suite.domains, [0, 1])], default_cache(), executor)
+    (records,) = outcome.records
     for method, number in sorted(error_table(records).average.items(), key=lambda item: item[1].mean):
         print(f"{number.mean:6.2f} ± {number.spread:.2f}  {method}")
 

@@ -26,7 +26,7 @@ from mergetta.bench.suite import BundleSettings, MethodSettings, load_suite
 from mergetta.bench.tables import Number, best_rows
 from mergetta.cli.reproduce import reported
 
-THREE = ("fog", "contrast", "gaussian_noise")
+from .suites import THREE, small
 
 
 class Inline:
@@ -39,8 +39,7 @@ class Inline:
 
 
 def setting(name: str = "fashion-bn", seeds: tuple[int, ...] = (0, 1)) -> Setting:
-    suite = load_suite(name).restricted(samples=40).model_copy(update={"domains": THREE, "batch_size": 20})
-    return Setting(suite, seeds, ("fog",))
+    return Setting(small(name=name, samples=40), seeds, ("fog",))
 
 
 def study(what: str, where: Setting, cache: Path) -> Study:

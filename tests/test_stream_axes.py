@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,21 +23,18 @@ from mergetta.bench.pools import make_expert
 from mergetta.bench.protocol import create, run_cell
 from mergetta.bench.reproduce import facts_of
 from mergetta.bench.reproduce.setting import Setting
-from mergetta.bench.runner import Part, cells_of, run_suite
+from mergetta.bench.runner import Part, cells_of
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite, load_suite
 from mergetta.bench.tables import error_table, pass_table
 from mergetta.data.streams import ORDERS, Domain, Order, in_slots
 from mergetta.seeds import generator
 
+from . import suites
 from .test_cli import mergetta
 
 FOUR = ("fog", "contrast", "gaussian_noise", "pixelate")
-
-
-def small(*methods: str) -> Suite:
-    suite = load_suite("fashion-bn").restricted(methods=methods or None, samples=60)
-    return suite.model_copy(update={"domains": FOUR, "batch_size": 20})
+small = partial(suites.small, domains=FOUR)
 
 
 def domain(images: int = 600, classes: int = 10) -> Domain:
@@ -302,7 +300,7 @@ class TestContinual:
     def test_a_sweep_runs_each_sequence_once_and_resumes(self, tmp_path: Path) -> None:
         suite = small("tent", "merge").with_streams(continual=True)
         seen: list[tuple[str, int, int]] = []
-        records = run_suite(suite, "roid", FOUR, [0], tmp_path, 1, lambda *step: seen.append(step))
+        records = suites.swept(suite, FOUR, [0], tmp_path, 1, lambda *step: seen.append(step))
         assert seen[-1] == ("results", 4, 4)  # two methods, two folds
         assert [r["visit"] for r in records if r["method"] == "tent"] == [1, 2, 1, 2]
         table = error_table(records)
@@ -311,7 +309,7 @@ class TestContinual:
         assert not missing_of([part], tmp_path).cells
         lost = cell_key(suite, Cell("tent", None, "gaussian_noise", 0, ("fog",)))
         (tmp_path / "results" / f"{lost}.json").unlink()
-        again = run_suite(suite, "roid", FOUR, [0], tmp_path, 1, lambda *step: seen.append(step))
+        again = suites.swept(suite, FOUR, [0], tmp_path, 1, lambda *step: seen.append(step))
         assert seen[-1] == ("results", 1, 1)
         assert [r["wrong"] for r in again] == [r["wrong"] for r in records]
 
@@ -325,7 +323,7 @@ class TestContinual:
 
     def test_a_domain_may_be_met_again(self, tmp_path: Path) -> None:
         suite = small("tent").with_streams(continual=True)
-        records = run_suite(suite, "roid", ["fog", "gaussian_noise", "fog"], [0], tmp_path, 1)
+        records = suites.swept(suite, ["fog", "gaussian_noise", "fog"], [0], tmp_path)
         assert error_table(records).domains == ("1 fog", "2 gaussian_noise", "3 fog")
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from mergetta import MergettaError
+from mergetta.bench.keys import expert_key
 from mergetta.bench.plan import plan_of
 from mergetta.bench.runner import Part
 from mergetta.bench.suite import MethodSettings, list_suites, load_suite, merged
 
+from .suites import small
 from .test_cli import mergetta
 
 PAPER = {  # η, δ, ε, batch size, last blocks that do not move (ALGORITHMS.md)
@@ -205,3 +207,51 @@ def test_forward_only_methods_on_the_model_of_a_device() -> None:
         MethodSettings(adapter="foa", runtime="int8")
     with pytest.raises(MergettaError, match="onnx or int8"):
         load_suite("fashion-vit").on("tflite")
+
+
+VALID = "family: f\ndata: fashion\nsamples: 1\nbatch_size: 1\nexperts: {}\nmethods: {x: {adapter: source}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("family: fashion-bn", "is not a valid suite"),
+        ("family: [", "is not a valid suite"),
+        ("- 1", "is not a valid suite"),
+        (
+            "family: f\ndata: fashion\nsamples: 1\nbatch_size: 1\nexperts: {}\nmethods: {x: {adapter: magic}}",
+            "no adapter",
+        ),
+        (VALID + "speed: 3", r"is not a valid suite: speed: Extra inputs are not permitted\.$"),
+        ("family: f\nsamples: 0", r"data: Field required; samples: Input should be greater than 0; .* more\)\.$"),
+        (VALID.replace("experts: {}", "experts: {cola: {}}"), "forward-only"),
+        (VALID.replace("experts: {}", "experts: {magic: {}}"), "no adapter 'magic'"),
+        (VALID.replace("{adapter: source}", "{adapter: source, options: {lr: 1}}"), "no option 'lr'"),
+        (VALID.replace("{adapter: source}", "{adapter: merge}"), "needs its bundle settings"),
+        (VALID + "domains: [rain]", "no domain 'rain'"),
+    ],
+)
+def test_bad_suites(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(MergettaError, match=sentence):
+        load_suite(str(tmp_path / "s.yaml"))
+
+
+@pytest.mark.parametrize("name", ["fashion-bn", "fashion-vit", "cifar10-c", "cifar100-c", "imagenet-c"])
+def test_peers_are_compared_only_when_asked_for(name: str) -> None:
+    suite = load_suite(name)
+    assert "eata" in suite.peers
+    assert "eata" not in suite.restricted().methods
+    assert list(suite.restricted(methods=["source", "eata"]).methods) == ["source", "eata"]
+    assert suite.restricted(methods=["all"]).methods == {**suite.methods, **suite.peers}
+
+
+def test_bad_choices() -> None:
+    with pytest.raises(MergettaError, match="no suite 'mnist'"):
+        load_suite("mnist")
+    with pytest.raises(MergettaError, match="no method 'magic'"):
+        small().restricted(methods=["magic"])
+    with pytest.raises(MergettaError, match="no domain 'rain'"):
+        small().restricted(domains=["rain"])
+    with pytest.raises(MergettaError, match="no experts by 'tent'"):
+        expert_key(small(), "tent", "fog", 0)

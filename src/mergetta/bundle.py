@@ -17,6 +17,7 @@ from mergetta.files import decode, encode, expect, expect_names, read_bytes, wri
 from mergetta.groups import (
     GroupValues,
     Vector,
+    as_float32,
     as_mixed,
     check_groups,
     from_mixed,
@@ -27,6 +28,7 @@ from mergetta.groups import (
 from mergetta.streams.domain import Variances
 
 FORMAT, VERSION = "mergetta.bundle", 3
+PARTS = ("base", "basis", "coefficients")
 VARIANCES = ("images", "domains")
 COUNTS = ("experts", "contributors")
 MOMENTS = ("signatures", "features")
@@ -61,8 +63,7 @@ class Members:
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(self.names))
         for name in ("coordinates", "further"):
-            values = {k: np.asarray(v, dtype=np.float32) for k, v in getattr(self, name).items()}
-            object.__setattr__(self, name, values)
+            object.__setattr__(self, name, as_float32(getattr(self, name)))
         for name in MOMENTS:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float32))
@@ -149,14 +150,12 @@ class Bundle:
     """What it keeps of each expert, or of each cluster of similar ones."""
 
     def __post_init__(self) -> None:
-        for name in ("base", "basis", "coefficients"):
-            values = {k: np.asarray(v, dtype=np.float32) for k, v in getattr(self, name).items()}
-            object.__setattr__(self, name, values)
+        for name in PARTS:
+            object.__setattr__(self, name, as_float32(getattr(self, name)))
         object.__setattr__(self, "frozen", tuple(self.frozen))
         if not self.base:
             raise MergettaError("A bundle needs at least one group.")
         check_groups(self.base, self.base, "The bundle's base")
-        moment_pairs(self.base)
         for name in ("basis", "coefficients"):
             if set(getattr(self, name)) != set(self.base):
                 raise MergettaError(f"The bundle's {name} has other groups than its base.")
@@ -255,11 +254,7 @@ class Bundle:
         return from_mixed(mixed, self.base)
 
     def to_bytes(self) -> bytes:
-        tensors = {
-            f"{kind}/{name}": value
-            for kind in ("base", "basis", "coefficients")
-            for name, value in getattr(self, kind).items()
-        }
+        tensors = {f"{kind}/{name}": value for kind in PARTS for name, value in getattr(self, kind).items()}
         if self.members is not None:
             tensors |= self.members.tensors()
         if self.variances is not None:
@@ -278,7 +273,7 @@ class Bundle:
         tensors, header = decode(data, FORMAT, VERSION, source, "make it anew with `mergetta build`")
         names = expect_names(header, "groups", source)
         parts: dict[str, dict[str, Any]] = {}
-        for kind in ("base", "basis", "coefficients"):
+        for kind in PARTS:
             missing = [name for name in names if f"{kind}/{name}" not in tensors]
             if missing:
                 raise MergettaError(f"{source} lacks the {kind} of group {missing[0]!r}.")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mergetta.errors import MergettaError
 from mergetta.family_file import FamilyFile
 from mergetta.files import decode, encode, expect, read_bytes, write_atomically
-from mergetta.groups import GroupValues, check_groups
+from mergetta.groups import GroupValues, as_float32, check_groups
 
 FORMAT, VERSION = "mergetta.expert", 3
 PARTS = ("signature", "features", "spread")
@@ -58,7 +58,7 @@ class Expert:
     def __post_init__(self) -> None:
         if not self.groups:
             raise MergettaError("An expert needs at least one group.")
-        groups = {name: np.asarray(vector, dtype=np.float32) for name, vector in self.groups.items()}
+        groups = as_float32(self.groups)
         check_groups(groups, groups, "The expert")
         object.__setattr__(self, "groups", groups)
         for part in PARTS:

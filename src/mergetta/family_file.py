@@ -10,7 +10,7 @@ import numpy as np
 
 from mergetta.errors import MergettaError
 from mergetta.files import Tensors, decode, encode, expect, expect_names
-from mergetta.groups import Group, GroupValues, check_groups, kind_of, last_blocks, paper_frozen
+from mergetta.groups import Group, GroupValues, as_float32, check_groups, kind_of, last_blocks, paper_frozen
 from mergetta.runtimes.base import Runtime
 
 FORMAT, VERSION = "mergetta.family", 2
@@ -39,7 +39,7 @@ class FamilyFile:
             raise MergettaError("A family needs a name.")
         if not self.base:
             raise MergettaError("A family needs at least one group.")
-        base = {name: np.asarray(vector, dtype=np.float32) for name, vector in self.base.items()}
+        base = as_float32(self.base)
         check_groups(base, base, "The family's base")
         object.__setattr__(self, "base", base)
         unknown = set(self.frozen) - set(base)

@@ -99,6 +99,12 @@ def with_moments(values: GroupValues, moments: NDArray[Any], order: Iterable[str
     return {**values, **{pair[row]: parts[row][i] for i, pair in enumerate(pairs) for row in (0, 1)}}
 
 
+def as_float32(values: GroupValues) -> dict[str, Vector]:
+    """As experts and bundles hold them; what is too large becomes infinite, and is refused as such."""
+    with np.errstate(over="ignore"):
+        return {name: np.asarray(vector, dtype=np.float32) for name, vector in values.items()}
+
+
 def as_mixed(values: GroupValues) -> dict[str, Vector]:
     """The groups as they mix linearly: second moments instead of variances, so that a mixture of domains is exact."""
     seconds = {v: np.asarray(values[v]) + np.asarray(values[m]) ** 2 for m, v in moment_pairs(values)}

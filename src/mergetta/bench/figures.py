@@ -6,6 +6,7 @@ import base64
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib
 
@@ -37,35 +38,27 @@ matplotlib.rcParams |= {
 
 def draw(size: tuple[float, float], plot: Callable[[Axes], None]) -> str:
     """SVG of one plot."""
-    figure = plotted(size, plot)
-    svg = svg_of(figure)
-    plt.close(figure)
-    return svg
-
-
-def drawing(caption: str, size: tuple[float, float], plot: Callable[[Axes], None]) -> Drawing:
-    """One plot, for a page and for a file."""
-    return rendered(caption, plotted(size, plot))
-
-
-def plotted(size: tuple[float, float], plot: Callable[[Axes], None]) -> Figure:
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     plot(axes)
-    return figure
+    return finished(figure)
 
 
-def rendered(caption: str, figure: Figure) -> Drawing:
+def drawing(
+    caption: str, size: tuple[float, float], plot: Callable[[Any], None], grid: tuple[int, int] = (1, 1)
+) -> Drawing:
+    """One plot, or an array of plots in a grid, for a page and for a file."""
+    figure, axes = plt.subplots(*grid, figsize=size, layout="constrained")
+    plot(axes)
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    svg = svg_of(figure)
-    plt.close(figure)
-    return Drawing(caption, svg, base64.b64encode(png.getvalue()).decode())
+    return Drawing(caption, finished(figure), base64.b64encode(png.getvalue()).decode())
 
 
-def svg_of(figure: Figure) -> str:
-    """Without the XML preamble, so that it can stand in a page."""
+def finished(figure: Figure) -> str:
+    """SVG without the XML preamble, so that it can stand in a page."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
+    plt.close(figure)
     svg = buffer.getvalue()
     head, end, rest = svg[svg.index("<svg") :].partition(">")
     return re.sub(r' (width|height)="[^"]*"', "", head) + end + rest

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mergetta.bench.cells import Cell, members
-from mergetta.bench.executors import Executor, ProcessExecutor, Task
+from mergetta.bench.executors import Executor, Task
 from mergetta.bench.keys import cell_key, expert_key
 from mergetta.bench.pools import make_expert
 from mergetta.bench.protocol import run_cell, stored
 from mergetta.bench.store import Store
 from mergetta.bench.suite import Suite
-from mergetta.errors import MergettaError
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -57,25 +56,6 @@ def visits_of(suite: Suite, domains: Sequence[str]) -> list[tuple[str, tuple[str
     for domain in domains:
         sequences.setdefault(suite.fold_of(domain), []).append(domain)
     return [(domain, tuple(met[:place])) for met in sequences.values() for place, domain in enumerate(met)]
-
-
-def run_suite(
-    suite: Suite,
-    expert: str,
-    domains: Sequence[str],
-    seeds: Sequence[int],
-    cache: Path,
-    jobs: int | None = None,
-    progress: Progress = lambda stage, done, total: None,
-) -> list[dict[str, Any]]:
-    """All records, in the order of the cells."""
-    with ProcessExecutor(jobs) as executor:
-        outcome = run_sweep([Part(suite, expert, domains, seeds)], cache, executor, progress)
-    if outcome.failures:
-        first, *others = outcome.failures
-        more = f" (and {len(others)} more)" if others else ""
-        raise MergettaError(f"Failed: {first}{more}. The rest is kept: the same again continues.")
-    return outcome.records[0]
 
 
 def run_sweep(

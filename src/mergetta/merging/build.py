@@ -13,6 +13,7 @@ from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import (
     GroupValues,
+    as_float32,
     as_mixed,
     check_groups,
     layer_sizes,
@@ -195,12 +196,6 @@ def mixed_values(expert: Expert | Mapping[str, np.ndarray], base: GroupValues, w
     if any(np.abs(mixed[name]).max() > LARGEST_SECOND for pair in moment_pairs(base) for name in pair):
         raise MergettaError(f"{what} has moments that are too large to be merged.")
     return mixed
-
-
-def as_float32(values: GroupValues) -> dict[str, Matrix]:
-    """As experts and bundles hold them; what is too large becomes infinite, and is refused as such."""
-    with np.errstate(over="ignore"):
-        return {name: np.asarray(vector, dtype=np.float32) for name, vector in values.items()}
 
 
 def task_matrix(source: Matrix, adapted: Sequence[Matrix]) -> Matrix:

@@ -13,7 +13,7 @@ import numpy as np
 from mergetta.bundle import Members
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import GroupValues, as_mixed, learnable
+from mergetta.groups import GroupValues, as_float32, as_mixed, learnable
 from mergetta.merging.low_rank import Matrix, adaptive_rank, factorise
 from mergetta.streams.domain import with_seconds
 
@@ -76,7 +76,7 @@ class Clusters:
     def __init__(self, base: GroupValues, most: int = MOST) -> None:
         if most < 1:
             raise MergettaError(f"A bundle needs at least one member, not {most}.")
-        mixed, self.most = as_mixed({name: np.asarray(v, np.float32) for name, v in base.items()}), most
+        mixed, self.most = as_mixed(as_float32(base)), most
         weights = learnable(mixed)
         self._names = (*weights, *(name for name in mixed if name not in set(weights)))  # distances are of weights only
         self._base = np.concatenate([mixed[name] for name in self._names]).astype(np.float64)

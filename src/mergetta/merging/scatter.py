@@ -17,8 +17,8 @@ import numpy as np
 from mergetta.bundle import Bundle, Members
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
-from mergetta.groups import GroupValues, as_mixed, check_groups, learnable, mixture_shares, moment_pairs
-from mergetta.merging.build import as_float32, feature_variances, mixed_values
+from mergetta.groups import GroupValues, as_float32, as_mixed, check_groups, learnable, mixture_shares, moment_pairs
+from mergetta.merging.build import feature_variances, mixed_values
 from mergetta.merging.eigenvectors import EPSILON, leading_directions
 from mergetta.merging.low_rank import Matrix
 from mergetta.merging.members import MOST, Clusters

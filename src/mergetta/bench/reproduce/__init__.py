@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -78,11 +78,6 @@ def facts_of(setting: Setting, parts: Sequence[Part], command: str) -> dict[str,
         ),
         "seeds": list(setting.seeds),
         "domains": list(domains),
-        "versions": dict(versions()),
+        "versions": {library: version(library) for library in LIBRARIES},
         "settings": setting.suite.model_dump(mode="json", exclude={"checkpoint", "folder"}),
     }
-
-
-def versions() -> Iterator[tuple[str, str]]:
-    for library in LIBRARIES:
-        yield library, version(library)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 from mergetta.bench.cells import DEVICES
-from mergetta.bench.figures import rendered
+from mergetta.bench.figures import drawing
 from mergetta.bench.reproduce.setting import Records, Setting, averages
 from mergetta.bench.runner import Part
 from mergetta.bench.sheets import Drawing, Row, Sheet
@@ -105,37 +104,30 @@ def transposed(table: dict[int, dict[str, Number]]) -> dict[str, dict[str, Numbe
 
 def grid(caption: str, axis: str, table: dict[int, dict[str, Number]]) -> Sheet:
     lines = transposed(table)
-    columns = (axis, *(str(key) for key in table))
-    cells: dict[str, tuple[str, ...]] = {
-        name: tuple(str(line.get(str(key), "")) for key in table) for name, line in lines.items()
-    }
-    return Sheet(caption, columns, tuple(Row(name, values) for name, values in cells.items()))
+    rows = (Row(name, tuple(str(line.get(str(key), "")) for key in table)) for name, line in lines.items())
+    return Sheet(caption, (axis, *map(str, table)), tuple(rows))
 
 
 def panels(lines: dict[str, dict[str, dict[str, Number]]]) -> Drawing:
     """One small plot per axis; bars are the spread over seeds."""
-    figure, axes = plt.subplots(2, 4, figsize=(11, 5), layout="constrained")
-    flat: Sequence[Any] = axes.ravel()
-    for panel, (axis, curves) in zip(flat, lines.items(), strict=True):
-        values = list(dict.fromkeys(value for curve in curves.values() for value in curve))
-        for name, curve in curves.items():
-            if name == "source":
-                continue
-            panel.errorbar(
-                [values.index(value) for value in curve],
-                [number.mean for number in curve.values()],
-                yerr=[number.spread or 0.0 for number in curve.values()],
-                marker="o",
-                markersize=3,
-                capsize=2,
-                label=name,
-            )
-        panel.set_xticks(range(len(values)), values, rotation=45 if len(values) > 5 else 0)
-        panel.set_title(axis, fontsize=9)
-        if len(curves) > 1:
-            panel.legend(frameon=False, fontsize=7)
-    flat[0].set_ylabel("error, %")
-    flat[4].set_ylabel("error, %")
-    return rendered(
-        "Error of zo-merge by each setting, the others at the suite's own; bars: spread over seeds.", figure
-    )
+
+    def plot(axes: Any) -> None:
+        for panel, (axis, curves) in zip(axes.ravel(), lines.items(), strict=True):
+            draw_curves(panel, axis, {name: curve for name, curve in curves.items() if name != "source"})
+        for panel in axes[:, 0]:
+            panel.set_ylabel("error, %")
+
+    caption = "Error of zo-merge by each setting, the others at the suite's own; bars: spread over seeds."
+    return drawing(caption, (11, 5), plot, (2, 4))
+
+
+def draw_curves(panel: Axes, axis: str, curves: dict[str, dict[str, Number]]) -> None:
+    values = list(dict.fromkeys(value for curve in curves.values() for value in curve))
+    for name, curve in curves.items():
+        errors, spreads = [n.mean for n in curve.values()], [n.spread or 0.0 for n in curve.values()]
+        places = [values.index(value) for value in curve]
+        panel.errorbar(places, errors, yerr=spreads, marker="o", markersize=3, capsize=2, label=name)
+    panel.set_xticks(range(len(values)), values, rotation=45 if len(values) > 5 else 0)
+    panel.set_title(axis, fontsize=9)
+    if len(curves) > 1:
+        panel.legend(frameon=False, fontsize=7)

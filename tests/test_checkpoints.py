@@ -1,15 +1,12 @@
-"""Public families: architectures, the file formats they are published in, and files that cannot be used."""
+"""Public families by name and by file: formats, files that cannot be used, known errors on clean images."""
 
 from __future__ import annotations
 
 import functools
 import io
-import json
 import os
 import pickle
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,40 +17,16 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from mergetta import Family, MergettaError, OnnxRuntime, TorchRuntime, load_family
+from mergetta import Family, MergettaError, TorchRuntime, load_family
 from mergetta.data.streams import as_input
-from mergetta.groups import learnable, paper_frozen
 from mergetta.models import efficientnet_lite, vit
 from mergetta.models.class_names import CIFAR10, CIFAR100
-from mergetta.models.discovery import find_groups
 from mergetta.models.family import ARCHITECTURES, Preprocessing
 from mergetta.models.vit import VisionTransformer
 
+from .models import HALF, IMAGENET, assert_same_model, randomised
+
 DATA = Path(os.environ.get("MERGETTA_DATA") or Path(__file__).parents[2] / "shared" / "data")
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-HALF = ((0.5,) * 3, (0.5,) * 3)
-
-
-def randomised(model: nn.Module) -> nn.Module:
-    """Fresh weights are too tidy to tell architectures apart: norms of 1 and 0, zero tokens."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, value in model.state_dict().items():
-            if value.ndim < 2 and value.is_floating_point():
-                value.copy_(torch.rand(value.shape, generator=generator) * 0.5 + 0.5 * ("bias" not in name))
-            elif value.is_floating_point():
-                value.add_(0.02 * torch.randn(value.shape, generator=generator))
-    return model.eval()
-
-
-def assert_same_model(one: nn.Module, other: nn.Module, size: int) -> None:
-    x = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        torch.testing.assert_close(one(x), other(x), atol=1e-4, rtol=1e-4)
-
-
-def small_vit() -> VisionTransformer:
-    return VisionTransformer(classes=7, size=32, patch=8, width=48, depth=3, heads=4)
 
 
 @pytest.fixture
@@ -62,121 +35,6 @@ def small_vit_b_16(monkeypatch: pytest.MonkeyPatch) -> VisionTransformer:
     small = functools.partial(VisionTransformer, size=32, patch=8, width=48, depth=3, heads=4)
     monkeypatch.setitem(ARCHITECTURES, "vit", small)
     return randomised(small(classes=7))  # type: ignore[return-value]
-
-
-class TestArchitectures:
-    @pytest.mark.parametrize(
-        ("architecture", "options", "parameters"),
-        [
-            ("cifar-resnet", {"depth": 20}, 269_722),
-            ("cifar-resnet", {"depth": 110}, 1_727_962),
-            ("wide-resnet", {}, 36_479_194),
-            ("wide-resnet", {"depth": 40, "width": 2}, 2_243_546),
-            ("resnext-29", {}, 6_900_132),
-            ("resnet-50", {}, 25_557_032),
-            ("mobilenet-v2", {}, 3_504_872),
-            ("vit", {}, 86_567_656),
-            ("vit", {"width": 192, "heads": 3}, 5_717_416),
-            ("efficientnet-lite0", {}, 4_652_008),
-        ],
-    )
-    def test_parameter_counts_as_published(self, architecture: str, options: dict[str, int], parameters: int) -> None:
-        with torch.device("meta"):
-            model = ARCHITECTURES[architecture](**options)
-        assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-
-    def test_vit_is_torchvisions(self) -> None:
-        vision = pytest.importorskip("torchvision.models.vision_transformer")
-        public = vision.VisionTransformer(32, 8, num_layers=3, num_heads=4, hidden_dim=48, mlp_dim=192, num_classes=7)
-        ours = small_vit().eval()
-        ours.load_state_dict(randomised(public).state_dict())
-        assert_same_model(ours, public, 32)
-        with torch.device("meta"):
-            assert vision.vit_b_16().state_dict().keys() == VisionTransformer().state_dict().keys()
-
-    def test_vit_is_timms(self) -> None:
-        timm = pytest.importorskip("timm")
-        public = randomised(timm.create_model("vit_base_patch16_224", depth=1))
-        ours = VisionTransformer(depth=1).eval()
-        ours.load_state_dict(vit.respell(public.state_dict(), ours))
-        assert_same_model(ours, public, 224)
-
-    def test_mobilenet_is_torchvisions(self) -> None:
-        public = randomised(pytest.importorskip("torchvision.models").mobilenet_v2(num_classes=5))
-        ours = ARCHITECTURES["mobilenet-v2"](classes=5).eval()
-        ours.load_state_dict(public.state_dict())
-        assert_same_model(ours, public, 64)
-
-    def test_keras_has_its_strides_first(self) -> None:
-        """The same weights, shapes and names as torchvision's; other numbers."""
-        ours, theirs = (randomised(ARCHITECTURES["resnet-50"](classes=2, keras=keras)) for keras in (True, False))
-        assert ours.layer2[0].conv1.stride == (2, 2) and ours.layer2[0].conv2.stride == (1, 1)
-        assert {m.eps for m in ours.modules() if isinstance(m, nn.BatchNorm2d)} == {1e-3}
-        ours.load_state_dict(theirs.state_dict())
-        x = torch.rand(1, 3, 64, 64)
-        assert ours(x).shape == theirs(x).shape and not torch.allclose(ours(x), theirs(x))
-
-    @pytest.mark.parametrize("size", [64, 97])
-    def test_efficientnet_is_timms(self, size: int) -> None:
-        """Same keys; odd sizes, too, where TensorFlow's padding differs most."""
-        timm = pytest.importorskip("timm")
-        public = randomised(timm.create_model("tf_efficientnet_lite0"))
-        ours = ARCHITECTURES["efficientnet-lite0"]().eval()
-        ours.load_state_dict(public.state_dict())
-        assert_same_model(ours, public, size)
-
-    @pytest.mark.parametrize("architecture", ["cifar-resnet", "wide-resnet", "resnext-29"])
-    def test_cifar_shapes(self, architecture: str) -> None:
-        options = {"depth": 16, "width": 2} if architecture == "wide-resnet" else {}
-        model = ARCHITECTURES[architecture](classes=7, **options).eval()
-        seen = []
-        list(model.children())[-2].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-        assert model(torch.rand(2, 3, 32, 32)).shape == (2, 7)
-        assert seen[0][2:] == (8, 8)
-
-    def test_shortcut_without_parameters(self) -> None:
-        """With all convolutions zero, a widening block passes every other pixel on, between zero channels."""
-        block = ARCHITECTURES["cifar-resnet"]().layer2[0].eval()
-        nn.init.zeros_(block.conv2.weight)
-        x = torch.rand(1, 16, 8, 8)
-        y = block(x)
-        torch.testing.assert_close(y[:, 8:24], x[:, :, ::2, ::2])
-        assert not y[:, :8].any() and not y[:, 24:].any()
-
-    def test_wide_shortcut_takes_the_activation(self) -> None:
-        """Where the width changes, the shortcut starts behind norm and activation; elsewhere before."""
-        model = ARCHITECTURES["wide-resnet"](depth=16, width=2).eval()
-        first, second = model.block1.layer
-        for block in (first, second):
-            nn.init.zeros_(block.conv2.weight)
-            nn.init.constant_(block.bn1.bias, -100.0)
-        x = torch.rand(1, 16, 8, 8)
-        assert not first(x).any()
-        y = torch.rand(1, 32, 8, 8)
-        torch.testing.assert_close(second(y), y)
-
-    @pytest.mark.parametrize(
-        ("architecture", "options", "blocks", "frozen"),
-        [
-            ("cifar-resnet", {}, 3, ("layer3.",)),
-            ("wide-resnet", {"depth": 16, "width": 1}, 3, ("block3.", "bn1.")),
-            ("resnext-29", {}, 3, ("stage_3.",)),
-            ("resnet-50", {}, 4, ("layer4.",)),
-            ("efficientnet-lite0", {}, 6, ("blocks.6.", "bn2.")),
-            ("mobilenet-v2", {}, 17, ("features.17.", "features.18.")),
-            ("vit", {"width": 48}, 12, (*(f"encoder.layers.encoder_layer_{i}." for i in (9, 10, 11)), "encoder.ln.")),
-        ],
-    )  # fmt: skip
-    def test_blocks(self, architecture: str, options: dict[str, int], blocks: int, frozen: tuple[str, ...]) -> None:
-        groups = find_groups(ARCHITECTURES[architecture](**options))
-        assert {group.block for group in groups} - {0} == set(range(1, blocks + 1))
-        names = {group.name for group in groups if group.name.startswith(frozen)}
-        assert set(paper_frozen(groups)) == set(learnable(names))
-
-    @pytest.mark.parametrize(("name", "blocks"), [("regnetx_002", 4), ("mobilevit_xxs", 3)])
-    def test_a_convolution_with_its_norm_is_no_block(self, name: str, blocks: int) -> None:
-        timm = pytest.importorskip("timm")
-        assert len({group.block for group in find_groups(timm.create_model(name))} - {0}) == blocks
 
 
 class TestFormats:
@@ -468,160 +326,6 @@ class TestOwn:
     def test_mistakes(self, name: str, sentence: str) -> None:
         with pytest.raises(MergettaError, match=sentence):
             load_family(name)
-
-
-class TestTimm:
-    @pytest.fixture(autouse=True)
-    def timm(self) -> Any:
-        return pytest.importorskip("timm")
-
-    def test_checkpoint(self, timm: Any, tmp_path: Path) -> None:
-        model = randomised(timm.create_model("test_resnet", num_classes=5))
-        torch.save(model.state_dict(), tmp_path / "c.pth")
-        family = load_family("timm:test_resnet", tmp_path / "c.pth")
-        assert_same_model(family.model, model, 64)
-        assert family.classes == tuple("01234")
-        facts = timm.data.resolve_model_data_config(model)
-        assert family.preprocessing == Preprocessing(facts["mean"], facts["std"], facts["input_size"][1])
-        family.save(tmp_path / "c.safetensors")
-        assert load_family(tmp_path / "c.safetensors").fingerprint == family.fingerprint
-
-    def test_published_weights(self, timm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        create, asked = timm.create_model, []
-
-        def published(name: str, pretrained: bool = False, **keywords: Any) -> nn.Module:
-            asked.append(pretrained)
-            return create(name, **keywords)
-
-        monkeypatch.setattr(timm, "create_model", published)
-        assert load_family("timm:test_vit").name == "timm-test_vit"
-        assert asked == [True]
-
-    def test_offline(self, timm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        def offline(name: str, **keywords: Any) -> nn.Module:
-            raise FileNotFoundError("No connection.\nAnd more.")
-
-        monkeypatch.setattr(timm, "create_model", offline)
-        with pytest.raises(MergettaError, match=r"'timm:test_vit' cannot be had \(No connection.\): connect once"):
-            load_family("timm:test_vit")
-
-    @pytest.mark.parametrize("name", ["nonsense", "hf-hub:somebody/something", "local-dir:/tmp"])
-    def test_unknown(self, name: str) -> None:
-        with pytest.raises(MergettaError, match="timm has no model"):
-            load_family(f"timm:{name}")
-
-
-class TestHuggingFace:
-    @pytest.fixture
-    def hf(self) -> Any:
-        return pytest.importorskip("transformers")
-
-    @pytest.fixture
-    def folder(self, hf: Any, tmp_path: Path) -> Path:
-        config = hf.ViTConfig(
-            hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64, image_size=32,
-            patch_size=8, id2label={0: "crane", 1: "dog", 2: "crane"}, label2id={"crane": 0, "dog": 1},
-        )  # fmt: skip
-        hf.ViTForImageClassification(config).save_pretrained(tmp_path / "tiny")
-        processor = {"do_normalize": True, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4],
-                     "do_rescale": True, "rescale_factor": 1 / 255, "size": {"height": 32, "width": 32}}  # fmt: skip
-        (tmp_path / "tiny" / "preprocessor_config.json").write_text(json.dumps(processor))
-        return tmp_path / "tiny"
-
-    def test_folder(self, hf: Any, folder: Path, tmp_path: Path) -> None:
-        family = load_family(f"hf:{folder}")
-        public = hf.ViTForImageClassification.from_pretrained(folder).eval()
-        x = torch.rand(2, 3, 32, 32)
-        with torch.no_grad():
-            torch.testing.assert_close(family.model(x), public(pixel_values=x).logits)
-        assert (family.name, family.classes) == ("hf-tiny", ("crane (0)", "dog", "crane (2)"))
-        assert family.preprocessing == Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), 32)
-        groups = find_groups(family.model)
-        assert {group.block for group in groups} == {1, 2, 3, 4}
-        assert TorchRuntime(family)(x.numpy()).signature.shape == (2, 32)
-        family.save(tmp_path / "c.safetensors")
-        assert load_family(tmp_path / "c.safetensors").fingerprint == family.fingerprint
-
-    def test_checkpoint(self, hf: Any, folder: Path, tmp_path: Path) -> None:
-        config = hf.AutoConfig.from_pretrained(folder, num_labels=5)
-        model = randomised(hf.ViTForImageClassification(config))
-        torch.save({"state_dict": model.state_dict()}, tmp_path / "c.bin")
-        family = load_family(f"hf:{folder}", tmp_path / "c.bin")
-        assert family.classes == tuple("01234")
-        assert torch.equal(family.model.model.classifier.weight, model.classifier.weight)
-
-    def test_not_there(self, hf: Any, tmp_path: Path) -> None:
-        with pytest.raises(MergettaError, match="There is no folder"):
-            load_family(f"hf:{tmp_path / 'none'}")
-        with pytest.raises(MergettaError, match="a folder must have config"):
-            load_family(f"hf:{tmp_path}")
-
-
-class TestLibraries:
-    @pytest.mark.parametrize(("name", "spared"), [("timm:resnet18", False), ("hf:somebody/something", True)])
-    def test_a_torchvision_of_another_torch(self, name: str, spared: bool, tmp_path: Path) -> None:
-        """In a process of its own, with a torchvision that fails as the CUDA build does beside a CPU build of torch."""
-        package = tmp_path / "torchvision"
-        package.mkdir()
-        (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-        facts = tmp_path / "torchvision-0.28.0.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text("Name: torchvision\nVersion: 0.28.0\n")
-        code = f"""
-            import sys
-            sys.path.insert(0, {str(tmp_path)!r})
-            import mergetta
-            try:
-                mergetta.load_family({name!r})
-            except mergetta.MergettaError as error:
-                print(error)
-            """
-        result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-        assert "needs a torchvision that belongs to torch" in result.stdout, result.stderr
-        assert "pip install --force-reinstall --no-deps torchvision==0.28.0" in result.stdout
-        assert ("pip uninstall torchvision" in result.stdout) == spared
-
-
-class TestPreprocessingOfHuggingFace:
-    @pytest.mark.parametrize(
-        ("processor", "expected"),
-        [
-            ({"do_normalize": False, "size": 24}, Preprocessing((0.0,) * 3, (1.0,) * 3, 24)),
-            ({"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}, Preprocessing(*HALF, 48)),
-            (
-                {"do_center_crop": True, "crop_size": {"height": 20, "width": 20}, "size": {"shortest_edge": 24}},
-                Preprocessing(*HALF, 20),
-            ),
-            ({"include_top": True, "size": {"shortest_edge": 24}}, Preprocessing((0.5,) * 3, (0.25,) * 3, 24)),
-        ],
-    )
-    def test_processors(self, processor: dict[str, Any], expected: Preprocessing) -> None:
-        from mergetta.models.hf_models import preprocessing_of
-
-        class Config:
-            num_channels = 3
-            image_size = 48
-
-        found = preprocessing_of(processor, Config)
-        np.testing.assert_allclose([found.mean, found.std], [expected.mean, expected.std])
-        assert found.size == expected.size
-
-
-def test_export(tmp_path: Path) -> None:
-    """Slices and zero channels of the parameter-free shortcut, in ONNX."""
-    pytest.importorskip("onnxscript")
-    from mergetta.runtimes.export import export_onnx
-
-    model = randomised(ARCHITECTURES["cifar-resnet"](depth=8))
-    family = Family("resnet-8", model, Preprocessing(*IMAGENET, 32), CIFAR10, "cifar-resnet", {"depth": 8})
-    export_onnx(family, tmp_path / "c.onnx")
-    pixels = np.random.default_rng(0).random((5, 3, 32, 32)).astype(np.float32)
-    runtime, device = TorchRuntime(family), OnnxRuntime(tmp_path / "c.onnx")
-    for given in (0.0, 0.3, 1.0):
-        one, other = (r(pixels, given=given, moments=True) for r in (device, runtime))
-        np.testing.assert_allclose(one.logits, other.logits, atol=1e-4, rtol=1e-4)
-        np.testing.assert_allclose(one.moments, other.moments, atol=1e-4, rtol=1e-3)
-    assert device.structure == runtime.structure
 
 
 def percent_wrong(family: Family, images: np.ndarray, labels: np.ndarray) -> float:
