@@ -10,12 +10,12 @@ EPSILON = float(np.finfo(np.float64).eps)
 
 
 def leading_directions(
-    matrix: Matrix, dust: float, max_rank: int | None, threshold: float | None, start: Matrix, angle: float
+    matrix: Matrix, rounding: float, max_rank: int | None, threshold: float | None, start: Matrix, angle: float
 ) -> Matrix:
     """(r, D): eigenvectors of G for its largest eigenvalues, as many as RR and ARS keep."""
     size = len(matrix)
     trace = float(matrix.trace())
-    if trace <= dust:
+    if trace <= rounding:
         return np.empty((0, size))
     wanted = 1 if threshold is not None and threshold >= 1 else max_rank  # the recovery error is always below 1
     pairs = None
@@ -25,7 +25,7 @@ def leading_directions(
         values, vectors = np.linalg.eigh(matrix)
         pairs = values[::-1], vectors.T[::-1]
     energies, directions = pairs
-    energies = energies[energies > max(dust, size * EPSILON * energies[0])]  # the rest is rounding
+    energies = energies[energies > max(rounding, size * EPSILON * energies[0])]  # the rest is rounding
     rank = len(energies)
     if threshold is not None:
         others = max(trace - float(energies.sum()), 0.0)  # ARS asks only how much is left out

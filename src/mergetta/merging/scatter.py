@@ -43,7 +43,7 @@ class Scatter:
     """G = Σ w τ̂ᵀτ̂"""
     total: Matrix
     """Σ w τ̂"""
-    dust: float = 0.0
+    rounding: float = 0.0
     """Bound on the rounding error in G, which downdates leave behind."""
 
     @classmethod
@@ -60,7 +60,7 @@ class Scatter:
             self.matrix += (tasks * weights[:, None]).T @ tasks
         self.total += weights @ tasks
         energy = float(np.abs(weights) @ (tasks**2).sum(axis=1))
-        self.dust += EPSILON * (max(before, float(self.matrix.trace())) + len(tasks) * energy)
+        self.rounding += EPSILON * (max(before, float(self.matrix.trace())) + len(tasks) * energy)
 
     def with_tasks(self, tasks: Matrix, weights: Matrix) -> Scatter:
         """A copy that has taken these."""
@@ -72,7 +72,7 @@ class Scatter:
     def drift(self) -> float:
         """Rounding relative to what there is; infinite if there is nothing else."""
         trace = float(self.matrix.trace())
-        return self.dust and (self.dust / trace if trace > self.dust else np.inf)
+        return self.rounding and (self.rounding / trace if trace > self.rounding else np.inf)
 
     def variance(self, count: int, scale: float) -> float:
         """Per entry, between the domains of so many experts, whose weights are scaled, and the source model."""
@@ -244,7 +244,7 @@ class Pool:
             each = initial if moves else float(mixture_shares(np.full(count, initial))[0])
             start, angle = self._last.get(name, total[None]), ACCURACY / (1 + abs(each) * float(np.linalg.norm(total)))
             threshold, most = reduction.limits(total.size, moves)
-            basis[name] = leading_directions(scatter.matrix, scatter.dust, most, threshold, start, angle)
+            basis[name] = leading_directions(scatter.matrix, scatter.rounding, most, threshold, start, angle)
             coefficients[name] = each * basis[name] @ total
             between[name] = scatter.variance(count, scale)
         if not without:

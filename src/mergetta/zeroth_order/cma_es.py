@@ -10,6 +10,7 @@ import numpy as np
 from mergetta.errors import MergettaError, how_to_install
 from mergetta.groups import Vector
 from mergetta.seeds import generator
+from mergetta.streams.state import Field, checked
 
 LARGE = 1000
 """From this many dimensions on, the full matrix costs hundreds of megabytes; its diagonal learns faster, too."""
@@ -64,17 +65,12 @@ class CMAES:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()` exactly; a state that does not fit changes nothing."""
-        for name, value in self.state_dict().items():
-            stored = np.array(state.get(name, np.nan))
-            if stored.shape != np.shape(value) or not np.isfinite(stored).all():
-                raise MergettaError("This state does not fit the CMA-ES search.")
-        loaded: dict[str, Any] = {}
-        for name, value in self._changing().items():
-            stored = np.array(state[f"cma/{name}"])
-            loaded[name] = stored if stored.ndim else type(value)(stored)
+        found = checked(state, {name: Field(np.shape(value)) for name, value in self.state_dict().items()})
+        changing = {name: (found[f"cma/{name}"], type(value)) for name, value in self._changing().items()}
+        loaded = {name: stored if stored.ndim else kind(stored) for name, (stored, kind) in changing.items()}
         derived = {name: None for name in ("_B", "_D") if hasattr(self._search, name)}
         self._search.__setstate__({**self._search.__getstate__(), **loaded, **derived})
-        self.steps, self.best = int(state["steps"]), np.array(state["best"], dtype=np.float64)
+        self.steps, self.best = int(found["steps"]), found["best"]
         self._asked = None
 
     def _changing(self) -> dict[str, Any]:
