@@ -135,7 +135,7 @@ def contributor_shares(contributors: Sequence[Hashable], count: int) -> Matrix:
 
 def members_of(
     base: GroupValues,
-    experts: Sequence[Expert | Mapping[str, np.ndarray]],
+    experts: Sequence[Expert | GroupValues],
     basis: GroupValues,
     most: int,
     contributors: Sequence[Hashable] | None,
@@ -148,7 +148,7 @@ def members_of(
     return clusters.members(basis)
 
 
-def mean_spread(experts: Sequence[Expert | Mapping[str, np.ndarray]], shares: Matrix) -> np.ndarray | None:
+def mean_spread(experts: Sequence[Expert | GroupValues], shares: Matrix) -> np.ndarray | None:
     """Of those that tell."""
     told = [
         (e.spread, w) for e, w in zip(experts, shares, strict=True) if isinstance(e, Expert) and e.spread is not None
@@ -164,7 +164,7 @@ def feature_variances(spread: np.ndarray | None, members: Members | None) -> Var
 
 
 def variances_of(
-    base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]], shares: Matrix | None = None
+    base: GroupValues, experts: Sequence[Expert | GroupValues], shares: Matrix | None = None
 ) -> Variances | None:
     """How moments vary between images and domains, the source among them; None if no expert tells."""
     shares = np.ones(len(experts)) if shares is None else shares
@@ -175,7 +175,7 @@ def variances_of(
     return Variances(spread, between_domains(domains, layer_sizes(base), np.append(shares, 1.0)))
 
 
-def check_experts(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.ndarray]], family: str | None) -> str:
+def check_experts(base: GroupValues, experts: Sequence[Expert | GroupValues], family: str | None) -> str:
     """Raise unless all experts fit the base and one another; their family."""
     check_groups(base, base, "The base")
     found = common_family(experts, family)
@@ -184,7 +184,7 @@ def check_experts(base: GroupValues, experts: Sequence[Expert | Mapping[str, np.
     return found
 
 
-def mixed_values(expert: Expert | Mapping[str, np.ndarray], base: GroupValues, what: str) -> dict[str, Matrix]:
+def mixed_values(expert: Expert | GroupValues, base: GroupValues, what: str) -> dict[str, Matrix]:
     """Raise unless an expert fits the base; its values as they mix."""
     values = as_float32(values_of(expert))
     check_groups(values, base, what)
@@ -204,7 +204,7 @@ def task_matrix(source: Matrix, adapted: Sequence[Matrix]) -> Matrix:
     return rows - np.asarray(source, dtype=np.float32)
 
 
-def facts_of(experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> dict[str, Any]:
+def facts_of(experts: Sequence[Expert | GroupValues]) -> dict[str, Any]:
     """What a bundle says about its experts."""
     methods = {str(e.provenance.get("method", "")) for e in experts if isinstance(e, Expert)}
     return {
@@ -214,15 +214,15 @@ def facts_of(experts: Sequence[Expert | Mapping[str, np.ndarray]]) -> dict[str, 
     }
 
 
-def values_of(expert: Expert | Mapping[str, np.ndarray]) -> GroupValues:
+def values_of(expert: Expert | GroupValues) -> GroupValues:
     return expert.groups if isinstance(expert, Expert) else expert
 
 
-def describe(expert: Expert | Mapping[str, np.ndarray]) -> str:
+def describe(expert: Expert | GroupValues) -> str:
     return f" ({expert.domain})" if isinstance(expert, Expert) and expert.domain else ""
 
 
-def common_family(experts: Sequence[Expert | Mapping[str, np.ndarray]], family: str | None) -> str:
+def common_family(experts: Sequence[Expert | GroupValues], family: str | None) -> str:
     """The one family that all experts belong to."""
     found = {expert.family for expert in experts if isinstance(expert, Expert)}
     if family is not None:

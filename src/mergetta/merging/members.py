@@ -98,11 +98,7 @@ class Clusters:
         return self._base.nbytes + sum(a.nbytes for a in (*(c.tasks for c in self.clusters.values()), *told))
 
     def add(
-        self,
-        key: Hashable,
-        expert: Expert | Mapping[str, np.ndarray],
-        contributor: Hashable | None = None,
-        weight: float = 1.0,
+        self, key: Hashable, expert: Expert | GroupValues, contributor: Hashable | None = None, weight: float = 1.0
     ) -> None:
         """Take in an expert under a key of its own; who contributed it is counted, by default as somebody new."""
         if key in self._of:
@@ -116,7 +112,7 @@ class Clusters:
             self.clusters[kept].take(self.clusters.pop(gone))
             self._joined[gone] = kept
 
-    def remove(self, key: Hashable, expert: Expert | Mapping[str, np.ndarray]) -> None:
+    def remove(self, key: Hashable, expert: Expert | GroupValues) -> None:
         """Undo `add` of the same expert."""
         if key not in self._of:
             raise MergettaError(f"There is no expert {key!r} to remove.")
@@ -127,7 +123,7 @@ class Clusters:
         else:
             self.clusters[number].take(self._alone(expert, contributor, weight), -1)
 
-    def reweigh(self, key: Hashable, expert: Expert | Mapping[str, np.ndarray], weight: float) -> None:
+    def reweigh(self, key: Hashable, expert: Expert | GroupValues, weight: float) -> None:
         """Give an expert another weight in its cluster's mean."""
         number, contributor, before = self._of[key]
         self._of[key] = number, contributor, weight
@@ -141,7 +137,7 @@ class Clusters:
             number = self._joined[number]
         return number
 
-    def without(self, experts: Mapping[Any, Expert | Mapping[str, np.ndarray]]) -> Clusters:
+    def without(self, experts: Mapping[Any, Expert | GroupValues]) -> Clusters:
         """A copy with some experts taken out."""
         other = copy(self)
         other.clusters = {number: cluster.copy() for number, cluster in self.clusters.items()}
@@ -166,7 +162,7 @@ class Clusters:
         numbers = list(self.clusters)
         return numbers[first], numbers[second]
 
-    def _alone(self, expert: Expert | Mapping[str, np.ndarray], contributor: Hashable, weight: float) -> Cluster:
+    def _alone(self, expert: Expert | GroupValues, contributor: Hashable, weight: float) -> Cluster:
         known = expert if isinstance(expert, Expert) else Expert(expert)
         mixed = as_mixed(known.groups)
         tasks = np.concatenate([mixed[name] for name in self._names]).astype(np.float64) - self._base
