@@ -106,6 +106,17 @@ class TestBatches:
         more.set()
         assert [len(batch) for batch in batches] == [1]
 
+    def test_tells_when_nothing_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("mergetta.device.stream.PAUSE", 0.01)
+        idle = threading.Event()
+
+        def slow() -> Iterator[Item]:
+            yield Item("a", None)
+            assert idle.wait(10)
+            yield Item("b", None)
+
+        assert [[item.name for item in batch] for batch in Batches(slow(), 2, idle=idle.set)] == [["a", "b"]]
+
     def test_stops_with_what_was_read(self) -> None:
         forever = threading.Event()
 

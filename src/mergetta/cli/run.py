@@ -118,7 +118,7 @@ def command(
         agent = running.agent
         assert agent.predictions is not None
         stream = open_stream(images, running.shape, agent.predictions.done, parse(frame))
-        batches = Batches(stream, batch_size, max_wait)
+        batches = Batches(stream, batch_size, max_wait, agent.save)
         with ended_by_signals(batches.stop) as signals:
             follow(agent, batches, quiet or str(out) == "-")
     if not quiet:
