@@ -152,7 +152,9 @@ class Suite(BaseModel):
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(self.domains)}.")
         changes: dict[str, Any] = {"methods": chosen}
         if samples is not None:
-            changes["samples"] = min(at_least_one("samples", samples), self.samples)
+            if samples > self.samples:
+                raise MergettaError(f"The suite {self.name} has {self.samples:,} images per domain, not {samples:,}.")
+            changes["samples"] = at_least_one("samples", samples)
         if severity is not None:
             if severity not in range(1, 6):
                 raise MergettaError(f"severity must be 1 to 5, not {severity}.")

@@ -54,12 +54,17 @@ class Source(ABC):
         """The last `count` clean images, if there are any: the first ones are the targets'."""
         return None
 
+    def enough(self, domain: str, severity: int, count: int, draw: int = 0) -> Domain:
+        """All images of a domain, which must be as many at least."""
+        whole = self.whole(domain, severity, draw)
+        if count > len(whole.labels):
+            raise MergettaError(f"{self.description}: {domain} has {len(whole.labels):,} images, not {count:,}.")
+        return whole
+
     def domain(self, domain: str, severity: int, start: int, count: int, draw: int = 0) -> Domain:
         """`count` images from `start` on, the same ones in all domains."""
-        whole = self.whole(domain, severity, draw)
+        whole = self.enough(domain, severity, start + count, draw)
         total = len(whole.labels)
-        if start + count > total:
-            raise MergettaError(f"{self.description} has {total:,} images per domain, not {start + count:,}.")
         order = generator(0, 0, "subset").permutation(total) if self.sorted_by_class else np.arange(total)
         chosen = order[start : start + count]
         size = whole.images[chosen[:1]].nbytes * count
