@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from mergetta.cli import hub_token
 from mergetta.cli.hub_place import Blobs, Database, Folder, day, opened, settings_of
@@ -177,7 +177,7 @@ def audit(
         for entry in entries:
             typer.echo(json_format.dumps(dataclasses.asdict(entry)))
         return
-    table = Table("time", "who", "did", "to", "family", "why")
+    table = Table(*(Column(name, overflow="fold") for name in ("time", "who", "did", "to", "family", "why")))
     for entry in entries:
         words = (entry.name, entry.action, entry.subject[:12], entry.family, entry.why)
         table.add_row(day(entry.time), *map(escape, words))
@@ -264,7 +264,7 @@ def demo(
     if port:
         check_port("127.0.0.1", port)
     console = Console()
-    live = Live(console=console, auto_refresh=False)
+    live = Live(console=console, auto_refresh=False, transient=True)  # the last table is printed for good
     moments: list[Moment] = []
     last: Picture | None = None
     with tempfile.TemporaryDirectory() as folder:
