@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from mergetta.cli.options import Method
+
 if TYPE_CHECKING:
     from mergetta.device.agent import Agent, Summary
     from mergetta.device.stream import Item
@@ -75,7 +77,7 @@ def command(
     images: Images,
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `mergetta build` wrote.")] = None,
     hub: Annotated[str | None, typer.Option(help="Address of a hub, instead of --bundle.")] = None,
-    method: Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the paper's steps).")] = "race-merge",
+    method: Method = "race-merge",
     option: MethodOption = None,
     mirror: Mirror = False,
     runs: Runs = True,
