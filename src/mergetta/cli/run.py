@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json as json_format
+import math
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -167,7 +169,9 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 def in_runs(summary: Summary) -> str:
     """Whether the images before an image count."""
-    return "; classes come in runs" if summary.runs is not None and summary.runs > 0.5 else ""
+    from mergetta.streams.runs import LIKELY
+
+    return "; classes come in runs" if summary.runs is not None and summary.runs > LIKELY else ""
 
 
 def heaviest(weights: Mapping[str, float]) -> str:
@@ -177,14 +181,19 @@ def heaviest(weights: Mapping[str, float]) -> str:
 
 
 def follow(agent: Agent, batches: Iterable[list[Item]], quiet: bool) -> None:
-    """Run, and show how it goes."""
-    with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4, transient=True) as live:
+    """Run, and show how it goes, a few times a second."""
+    due = math.inf if quiet else 0.0
+    with Live(console=Console(stderr=True, quiet=quiet), auto_refresh=False, transient=True) as live:
         for summary in agent.run(batches):
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + 0.25
             live.update(
                 f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
                 f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks · "
                 f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · normalised with "
-                f"{summary.normalises}{in_runs(summary)}{heaviest(summary.weights)} · {memory()}"
+                f"{summary.normalises}{in_runs(summary)}{heaviest(summary.weights)} · {memory()}",
+                refresh=True,
             )
 
 
