@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.data.frost_textures import corrupted_by, find_textures, textures_digest
-from mergetta.data.images import check_drawn, checked_labels, corrupt_settings, load_labelled_npz
+from mergetta.data.images import check_drawn, check_samples, checked_labels, corrupt_settings, load_labelled_npz
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
@@ -56,24 +56,28 @@ class CifarC:
 
         return sorted(self.files) if self.files else list(CORRUPTIONS)
 
-    def clean(self) -> Domain:
-        return Domain("clean", *self.clean_set)
+    def clean(self, samples: int | None = None) -> Domain:
+        images, labels = self.clean_set
+        count = check_samples(samples, len(images), self.folder)
+        return Domain("clean", images[:count], labels[:count])
 
-    def domain(self, name: str, severity: int, draw: int = 0) -> Domain:
-        """The images of a corruption at a severity; published files are one draw."""
+    def domain(self, name: str, severity: int, samples: int | None = None, draw: int = 0) -> Domain:
+        """The first `samples` images (they are in random order) of a corruption at a severity; published files are
+        one draw."""
         if severity not in range(1, SEVERITIES + 1):
             raise MergettaError(f"severity must be 1 to {SEVERITIES}, not {severity}.")
         if not self.files:
             from mergetta.data.lazy import Corrupted
 
-            clean, labels = self.clean_set
-            return Domain(name, Corrupted(clean, name, severity, draw, self.frost), labels)
+            clean = self.clean(samples)
+            return Domain(name, Corrupted(clean.images, name, severity, draw, self.frost), clean.labels)
         check_drawn(draw, self.folder)
         images, labels = self.stacked(name)
         if self.settings is not None and severity not in self.settings["severities"]:
             raise MergettaError(f"{self.folder} was made without severity {severity}: run `mergetta corrupt` with it.")
         each = len(images) // SEVERITIES
-        chosen = slice((severity - 1) * each, severity * each)
+        first = (severity - 1) * each
+        chosen = slice(first, first + check_samples(samples, each, self.folder))
         return Domain(name, images[chosen], labels[chosen])
 
     def stacked(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mergetta.data.frost_textures import corrupted_by, find_textures, textures_digest
-from mergetta.data.images import SUFFIXES, check_drawn, corrupt_settings
-from mergetta.data.lazy import Corrupted, ImageFiles, JpegArchive
+from mergetta.data.images import SUFFIXES, check_drawn, check_samples, corrupt_settings
+from mergetta.data.lazy import Corrupted, ImageFiles, Interpolation, JpegArchive, Subset
 from mergetta.data.streams import Domain, Images
 from mergetta.errors import MergettaError
 from mergetta.files import read_bytes, write_atomically
+from mergetta.seeds import generator
 
 ARCHIVE = "imagenet_val3k_224.npz"
 CLASSES = 1000
@@ -41,8 +42,16 @@ class ImagenetC:
     a folder `frost` in this one or beside it. Nothing is decoded before the first batch.
     """
 
-    def __init__(self, folder: str | Path, subset: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        subset: str | Path | None = None,
+        size: int = SIZE,
+        resize_to: int = RESIZE_TO,
+        interpolation: Interpolation = "bilinear",
+    ) -> None:
         self.folder, self.subset = Path(folder), None if subset is None else Path(subset)
+        self.size, self.resize_to, self.interpolation = size, resize_to, interpolation
         self.corrupted = find_corruptions(self.folder)
         self.settings = corrupt_settings(self.folder) if self.corrupted else None
         self.frost = None if self.corrupted else find_textures(self.folder)
@@ -80,14 +89,16 @@ class ImagenetC:
 
         return sorted(self.corrupted) if self.corrupted else list(CORRUPTIONS)
 
-    def clean(self) -> Domain:
-        return Domain("clean", *self.clean_images)
+    def clean(self, samples: int | None = None) -> Domain:
+        images, labels = self.clean_images
+        return self.sampled("clean", images, labels, samples)
 
-    def domain(self, name: str, severity: int, draw: int = 0) -> Domain:
-        """The images of a corruption at a severity; published files are one draw."""
+    def domain(self, name: str, severity: int, samples: int | None = None, draw: int = 0) -> Domain:
+        """`samples` images of a corruption at a severity: the same ones for each, in a fixed random order; published
+        files are one draw."""
         if not self.corrupted:
             images, labels = self.clean_images
-            return Domain(name, Corrupted(images, name, severity, draw, self.frost), labels)
+            return self.sampled(name, Corrupted(images, name, severity, draw, self.frost), labels, samples)
         check_drawn(draw, self.folder)
         if name not in self.corrupted:
             raise MergettaError(f"{self.folder} has no corruption {name!r}; it has {', '.join(self.corruptions)}.")
@@ -100,14 +111,21 @@ class ImagenetC:
                 f"{folder} has {len(images)} of {self.settings.get('images')} images: "
                 "give the same `mergetta corrupt` again to finish it."
             )
-        return Domain(name, images, labels)
+        return self.sampled(name, images, labels, samples)
+
+    def sampled(self, name: str, images: Images, labels: NDArray[np.int64], samples: int | None) -> Domain:
+        if samples is None:
+            return Domain(name, images, labels)
+        order = generator(0, 0, "imagenet-c/samples").permutation(len(images))
+        chosen = order[: check_samples(samples, len(images), self.folder)]
+        return Domain(name, Subset(images, chosen), labels[chosen])
 
     @cached_property
     def clean_images(self) -> tuple[Images, NDArray[np.int64]]:
         if self.clean_source is None:
             raise MergettaError(f"{self.folder} has no clean images: put val/WNID/*.JPEG or {ARCHIVE} there.")
         if self.archive:
-            archive = JpegArchive(self.clean_source, SIZE, RESIZE_TO, CLASSES)
+            archive = JpegArchive(self.clean_source, self.size, self.resize_to, CLASSES, self.interpolation)
             return archive, archive.labels
         return self.listed(self.clean_source)
 
@@ -124,7 +142,7 @@ class ImagenetC:
                 if not os.path.exists(path):  # noqa: PTH110 - thousands of them
                     raise MergettaError(f"{folder} has no {name}, which {self.subset} lists.")
         labels = np.array([numbers[name.partition("/")[0]] for name in names], np.int64)
-        return ImageFiles(paths, SIZE, resize_to=RESIZE_TO), labels
+        return ImageFiles(paths, self.size, 3, self.resize_to, self.interpolation), labels
 
     def class_numbers(self, folder: Path, wnids: list[str]) -> dict[str, int]:
         """Class index by WordNet id: the order of `classes.txt` if there is one, else of the 1,000 sorted folders."""

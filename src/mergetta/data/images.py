@@ -169,3 +169,10 @@ def corrupt_settings(folder: Path) -> dict[str, Any] | None:
 def check_drawn(draw: int, source: Path | str) -> None:
     if draw:
         raise MergettaError(f"{source} is not drawn at random: a second pass would show the same images.")
+
+
+def check_samples(samples: int | None, count: int, source: Path) -> int:
+    """How many of `count` images are meant: all by default, never more than there are."""
+    if samples is not None and not 1 <= samples <= count:
+        raise MergettaError(f"{source} has {count} images per domain, so samples must be 1 to {count}, not {samples}.")
+    return count if samples is None else samples

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from PIL import Image
 from mergetta.data.images import as_array, checked_labels, open_image, read_npz
 from mergetta.data.streams import Images
 from mergetta.errors import MergettaError
+
+Interpolation = Literal["bilinear", "bicubic"]
 
 
 @lru_cache(maxsize=1)
@@ -33,9 +36,17 @@ class Encoded(ABC):
     """Encoded images, decoded in parallel, with the usual preprocessing of ImageNet: the shorter side is resized to
     `resize_to` (default: `size`) and the centre cut out; images of size × size are taken as they are."""
 
-    def __init__(self, count: int, size: int, channels: int = 3, resize_to: int | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        size: int,
+        channels: int = 3,
+        resize_to: int | None = None,
+        interpolation: Interpolation = "bilinear",
+    ) -> None:
         self.count, self.size, self.channels = count, size, channels
         self.resize_to = size if resize_to is None else resize_to
+        self.resample = Image.Resampling[interpolation.upper()]
         if not 1 <= size <= self.resize_to:
             raise MergettaError(f"Images resized to {self.resize_to} pixels cannot be cropped to {size}.")
 
@@ -53,24 +64,31 @@ class Encoded(ABC):
         return result
 
     def pixels(self, number: int) -> NDArray[np.uint8]:
-        return as_array(centre(self.decode(number), self.size, self.resize_to))
+        return as_array(centre(self.decode(number), self.size, self.resize_to, self.resample))
 
 
-def centre(image: Image.Image, size: int, resize_to: int) -> Image.Image:
+def centre(image: Image.Image, size: int, resize_to: int, resample: Image.Resampling) -> Image.Image:
     """Resize and crop as torchvision does, to the pixel."""
     if image.size == (size, size):
         return image
     shorter = min(image.size)
     width, height = (int(resize_to * side / shorter) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+    return image.resize((width, height), resample).crop((left, top, left + size, top + size))
 
 
 class ImageFiles(Encoded):
     """JPEG, PNG, … files."""
 
-    def __init__(self, paths: Sequence[str | Path], size: int, channels: int = 3, resize_to: int | None = None) -> None:
-        super().__init__(len(paths), size, channels, resize_to)
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        size: int,
+        channels: int = 3,
+        resize_to: int | None = None,
+        interpolation: Interpolation = "bilinear",
+    ) -> None:
+        super().__init__(len(paths), size, channels, resize_to, interpolation)
         self.paths = paths
 
     def decode(self, number: int) -> Image.Image:
@@ -80,7 +98,14 @@ class ImageFiles(Encoded):
 class JpegArchive(Encoded):
     """An npz file of JPEGs one after another (`jpeg`), where each begins (`off`, and the end), and labels (`y`)."""
 
-    def __init__(self, path: Path, size: int = 224, resize_to: int | None = None, classes: int = 1000) -> None:
+    def __init__(
+        self,
+        path: Path,
+        size: int = 224,
+        resize_to: int | None = None,
+        classes: int = 1000,
+        interpolation: Interpolation = "bilinear",
+    ) -> None:
         self.path = path
         self.data, self.offsets, labels = read_npz(path, ("jpeg",), ("off",), ("y",))
         if self.data.dtype != np.uint8 or self.data.ndim != 1:
@@ -94,7 +119,7 @@ class JpegArchive(Encoded):
             or (offsets[0], offsets[-1]) != (0, len(self.data))
         ):
             raise MergettaError(f"The offsets in {path} do not divide its {len(self.data)} bytes into JPEGs.")
-        super().__init__(len(offsets) - 1, size, resize_to=resize_to)
+        super().__init__(len(offsets) - 1, size, 3, resize_to, interpolation)
         self.labels = checked_labels(labels, self.count, classes, path)
 
     def decode(self, number: int) -> Image.Image:

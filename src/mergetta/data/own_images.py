@@ -9,10 +9,11 @@ from pathlib import Path
 from mergetta.data.corruptions import CORRUPTIONS
 from mergetta.data.images import check_drawn
 from mergetta.data.labelled import Files, by_folder
-from mergetta.data.lazy import Corrupted
-from mergetta.data.sources import Source, combined
+from mergetta.data.lazy import Corrupted, Subset
+from mergetta.data.sources import Source, combined, last
 from mergetta.data.streams import Domain
 from mergetta.errors import MergettaError
+from mergetta.seeds import generator
 
 
 class OwnImages(Source):
@@ -60,7 +61,8 @@ class OwnImages(Source):
             clean = self.originals
         except MergettaError:  # only folders of other domains
             return None
-        return self.last(clean, count)
+        order = generator(0, 0, "subset").permutation(len(clean.labels))
+        return last(Domain("clean", Subset(clean.images, order), clean.labels[order]), count)
 
 
 def check_domain(folder: Path, domain: str) -> None:

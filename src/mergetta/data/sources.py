@@ -64,18 +64,12 @@ class Source(ABC):
     def domain(self, domain: str, severity: int, start: int, count: int, draw: int = 0) -> Domain:
         """`count` images from `start` on, the same ones in all domains."""
         whole = self.enough(domain, severity, start + count, draw)
-        chosen = self.order(len(whole.labels))[start : start + count]
+        total = len(whole.labels)
+        order = generator(0, 0, "subset").permutation(total) if self.sorted_by_class else np.arange(total)
+        chosen = order[start : start + count]
         size = whole.images[chosen[:1]].nbytes * count
         images: Images = whole.images[chosen] if size <= IN_MEMORY else Subset(whole.images, chosen)
         return Domain(domain, images, whole.labels[chosen])
-
-    def order(self, total: int) -> np.ndarray:
-        """Mixed, if it is not so by itself."""
-        return generator(0, 0, "subset").permutation(total) if self.sorted_by_class else np.arange(total)
-
-    def last(self, domain: Domain, count: int) -> Domain:
-        chosen = self.order(len(domain.labels))[-count:]
-        return Domain(domain.name, Subset(domain.images, chosen), domain.labels[chosen])
 
 
 class Fashion(Source):
@@ -91,7 +85,7 @@ class Fashion(Source):
         return Domain(domain, images, labels)
 
     def clean(self, count: int) -> Domain | None:
-        return self.last(self.whole("clean", 0), count)
+        return last(self.whole("clean", 0), count)
 
     def domain(self, domain: str, severity: int, start: int, count: int, draw: int = 0) -> Domain:
         clean = super().domain(domain, severity, start, count)
@@ -109,7 +103,7 @@ class Cifar(Source):
         self.digest = combined([self.description, *map(file_digest, files), textures_digest(self.set.frost)])
 
     def clean(self, count: int) -> Domain | None:
-        return self.last(self.set.clean(), count) if self.set.clean_file.is_file() else None
+        return last(self.set.clean(), count) if self.set.clean_file.is_file() else None
 
     def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
         return self.set.domain(domain, severity, draw=draw)
@@ -134,7 +128,11 @@ class Imagenet(Source):
         return combined([self.description, str(self.set.folder.resolve()), *self.domains, textures])
 
     def clean(self, count: int) -> Domain | None:
-        return None if self.set.clean_source is None else self.last(self.set.clean(), count)
+        if self.set.clean_source is None:
+            return None
+        clean = self.set.clean()
+        order = generator(0, 0, "subset").permutation(len(clean.labels))
+        return last(Domain("clean", Subset(clean.images, order), clean.labels[order]), count)
 
     def whole(self, domain: str, severity: int, draw: int = 0) -> Domain:
         return self.set.domain(domain, severity, draw=draw)
@@ -191,6 +189,11 @@ class FashionStyles(Source):
         check_drawn(draw, self.description)
         images, labels = load_fashion()
         return Domain(domain, Stylised(images, texture(domain, images.shape[1]), TEXTURE_STRENGTH), labels)
+
+
+def last(domain: Domain, count: int) -> Domain:
+    start = max(0, len(domain.labels) - count)
+    return Domain(domain.name, Subset(domain.images, np.arange(start, len(domain.labels))), domain.labels[start:])
 
 
 EMBEDDED: dict[str, type[Source]] = {"fashion": Fashion, "fashion-styles": FashionStyles}
