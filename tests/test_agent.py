@@ -76,6 +76,7 @@ class TestRaceMerge:
         first = [agent.step(batch) for batch in batched(items, 64)[:3]]
         assert first[-1].state == ADAPTING
         assert agent.adapter.state_dict()["trials.held"].dtype == np.uint8
+        agent.save()
         again = self.make(tmp_path)
         *_, resumed = again.run(batched(items[again.position :], 64))
         assert resumed == summary
@@ -156,6 +157,37 @@ class TestAgent:
         list(another().run(batched(items_of(8), 4)))
         assert [row["index"] for row in rows_of(tmp_path / "other.jsonl")] == list(range(8))
 
+    def test_single_frames_do_not_wait_for_the_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Both files are brought to the disk once a second; whoever follows the rows sees them at once."""
+        clock, synced = [0.0], []
+        monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(os, "fsync", synced.append)
+        agent = self.make(tmp_path)
+        for number, batch in enumerate(batched(items_of(120), 1), 1):
+            clock[0] += 1 / 30
+            agent.step(batch)
+            assert len(rows_of(tmp_path / "out.jsonl")) == number
+        assert len(synced) <= 2 * 5
+        assert 120 - 31 <= self.make(tmp_path).position < 120
+        agent.close()
+        assert self.make(tmp_path).position == 120
+
+    def test_half_a_batch_is_not_saved(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The adapter has learnt from a batch whose rows could not be written: none of it counts."""
+        (tmp_path / "whole").mkdir()
+        list(self.make(tmp_path / "whole").run(batched(items_of(40), 4)))
+        agent, steps = self.make(tmp_path), batched(items_of(40), 4)
+        agent.step(steps[0])
+        agent.save()
+        agent.step(steps[1])
+        monkeypatch.setattr(agent, "_write", lambda rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            list(agent.run(steps[2:]))
+        again = self.make(tmp_path)
+        assert again.position == 4
+        list(again.run(steps[1:]))
+        assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole" / "out.jsonl").read_bytes()
+
     def test_moved_together(self, tmp_path: Path) -> None:
         list(self.make(tmp_path / "here").run(batched(items_of(8), 4)))
         (tmp_path / "here").rename(tmp_path / "there")
@@ -174,6 +206,8 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from typing import Any
 from tests.test_agent import *
+from mergetta.device import agent as module
+module.SYNC_EVERY = 0.02  # so that a few batches are lost with every kill, and others are not
 agent = {kind}().make(Path({folder!r}))
 for _ in agent.run(batched(items_of({count})[agent.position:], {size})):
     time.sleep(0.002)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from mergetta.bench.cells import Cell
 from mergetta.bench.figures import ACCENT, INK, all_figures
@@ -17,7 +19,7 @@ from mergetta.bench.report import write_report
 from mergetta.bench.showcase import chosen, outcomes, showcase
 from mergetta.bench.store import Store
 from mergetta.bench.suite import load_suite
-from mergetta.bench.tables import error_table, settings_of, write_json
+from mergetta.bench.tables import error_table, rich_tables, settings_of, write_json
 
 from .suites import small
 
@@ -84,6 +86,20 @@ def test_the_page_of_a_long_stream_has_the_table_by_pass(tmp_path: Path) -> None
     _, _, by_pass = page.partition("<h2>Error by pass, percent</h2>")
     assert "<td>pass 1</td>" in by_pass and "<td>pass 2</td>" in by_pass
     assert ">5.0 ± 0.0</td>" in by_pass
+
+
+def test_no_name_and_no_number_is_cut_in_a_narrow_terminal() -> None:
+    """Methods that have no room stand in a table below; bold is of the whole row."""
+    names = ["source", "race-merge-without-something", *(f"method-{number}" for number in range(9))]
+    records = [{**fake_records()[0], "method": name, "error": 10.0 + place} for place, name in enumerate(names)]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*rich_tables(error_table(records), console), sep="\n")
+    shown = console.export_text()
+    assert all(name in shown for name in names) and "…" not in shown
+    assert shown.count("error, %") == shown.count("average") == 3
+    assert all(shown.count(f" {record['error']:.1f}") == 2 for record in records)
+    wide = Console(width=160)
+    assert len(list(rich_tables(error_table(records), wide))) == 1
 
 
 def test_the_page_opens_with_one_number_and_shows_what_was_mended(tmp_path: Path) -> None:

@@ -21,9 +21,11 @@ from PIL import Image
 from mergetta import Bundle, Device, MergettaError, OnnxRuntime
 from mergetta.adapters.base import SETTLED
 from mergetta.adapters.forward_only.race_merge import RaceMerge
+from mergetta.cli.run import in_runs
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
 from mergetta.device import agent as agent_module
+from mergetta.device.agent import Summary
 from mergetta.device.stream import ImageShape
 
 from .test_agent import rows_of
@@ -70,6 +72,11 @@ class TestRun:
             return mergetta("run", *files, *arguments, "--json", cwd=tmp_path)
 
         return call
+
+    def test_runs_are_told_only_where_they_count(self) -> None:
+        """Before the first image they are as likely as not, and predictions stay what they are."""
+        told = {runs: in_runs(Summary(runs=runs)) for runs in (None, 0.5, 0.73, 0.9)}
+        assert told == {None: "", 0.5: "", 0.73: "", 0.9: "; classes come in runs"}
 
     def test_a_stream_without_a_readable_image_is_an_error(self, run: Callable[..., Result], tmp_path: Path) -> None:
         photos(tmp_path / "photos", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import runpy
 import shlex
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from mergetta.device.agent import Summary
+from mergetta.device.predictions import COLUMNS
+from mergetta.device.state import Progress
 
 from .hub_parts import new_hub
 from .test_cli import mergetta
@@ -94,6 +99,12 @@ def test_lists_stand_apart(page: Path) -> None:
     """Without an empty line before it, the site shows a list as a part of the paragraph."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert not re.findall(r"^(?![-#| \d]).+\n- .*", text, re.MULTILINE)
+
+
+def test_what_a_device_writes_is_described() -> None:
+    described = (ROOT / "docs" / "reference" / "formats.md").read_text()
+    fields = [field.name for kind in (Summary, Progress) for field in dataclasses.fields(kind)]
+    assert not {name for name in (*fields, *COLUMNS) if f"`{name}`" not in described}
 
 
 def test_no_machine_paths() -> None:

@@ -44,10 +44,12 @@ def run_with_swap(hub: StubHub, link: Callable[..., HubLink], folder: Path, arm:
     agent = make_agent(it, folder)
     for number, batch in enumerate(batched(items_of(48), 8)):
         if number == 3:
+            agent.save()
             hub.offer(make_bundle(1))
             arm(it, agent)
             it.sync()
         agent.step(batch)
+    agent.save()
     agent.predictions.close()
 
 
@@ -166,6 +168,7 @@ for batch in batched(items_of(10**4), 8):
         os.kill(os.getpid(), {int(signal.SIGKILL)})
     agent.step(batch)
     if agent.position == 24:
+        agent.save()
         print("three batches", flush=True)
     time.sleep(0.002)
 """

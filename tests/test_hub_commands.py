@@ -155,5 +155,11 @@ def test_tokens_and_the_audit_log(tmp_path: Path) -> None:
     for command in (("audit",), ("token", "list")):
         shown = mergetta("hub", *command, cwd=tmp_path)
         assert shown.returncode == 0 and token["id"][:4] in shown.stdout, shown.stderr  # names are text, not markup
+    mergetta("hub", "token", "create", "yard-workstation-7", "--role", "contribute", cwd=tmp_path)
+    shown = mergetta("hub", "token", "list", cwd=tmp_path, columns=80).stdout
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    folded = "".join(shown.split())
+    for word in ("revoked", "waits", "never", "device", "50", "contribute", token["id"]):
+        assert word in folded, shown
     refused = mergetta(*create, "--days", "inf", cwd=tmp_path)
     assert refused.returncode == 2 and "ends at some time" in " ".join(refused.stderr.split())

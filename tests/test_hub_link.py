@@ -86,6 +86,20 @@ class TestLink:
         found = it.newer()
         assert found is not None and found[1] == newer
 
+    def test_a_token_that_is_refused_is_told_once(
+        self, hub: StubHub, link: Callable[..., HubLink], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Bundles and reports have the same trouble."""
+        it = link()
+        it.start()
+        it.report({"images": 1})
+        for _ in range(2):
+            hub.misbehave = [401, 401]
+            it.sync()
+        assert ["asks for a token" in record.getMessage() for record in caplog.records] == [True]
+        it.sync()
+        assert len(hub.reports) == 1
+
     def test_starts_offline_from_the_cache(
         self, hub: StubHub, link: Callable[..., HubLink], tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

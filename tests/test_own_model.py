@@ -117,6 +117,7 @@ def test_export_and_inspect_name_the_model_the_same_way(place: Path, experts: di
         patch.setitem(sys.modules, "onnx", None)  # which a device does not have
         plain = json.loads(mergetta("inspect", "m.plain.onnx", "--json", cwd=place).stdout)
     assert shown["family"] == device["family"] == plain["family"] == load_family_in(place).fingerprint
+    assert (shown["size"], shown["classifier"], shown["classes"]) == (8, "4 features to 3 classes", device["classes"])
     assert [group["group"] for group in device["groups"]] == [group["group"] for group in shown["groups"]]
     images = np.random.default_rng(0).random((2, 3, 8, 8), dtype=np.float32)
     same = TorchRuntime(load_family_in(place))(images, given=1.0).logits
@@ -257,21 +258,31 @@ def test_own_suite(place: Path) -> None:
     assert all(record["samples"] == 20 and record["data"] == "one's own images in sites" for record in found)
     for old, new, sentence in (
         ("fog]", "mist]", "has no folder 'mist', and there is no corruption of that name"),
-        ("samples: 20", "samples: 25", "has 24 images per domain, not 25"),
+        ("samples: 20", "samples: 25", "one's own images in sites: contrast has 24 images, not 25"),
+        ("samples: 20", "samples: 20\npasses: 2", "night is not drawn at random: a second pass would show the same"),
         ("folder: sites", "folder: nowhere", "There is no folder"),
     ):
         (place / "bad.yaml").write_text(SUITE.replace(old, new))
-        result = mergetta("bench", "bad.yaml", *command[2:], cwd=place)
-        assert result.returncode == (1 if "samples" in new else 2)  # others are seen before anything is measured
-        assert "Traceback" not in result.stderr
-        assert sentence in " ".join(result.stderr.split())
+        for options in ([], ["--dry-run"]):  # before anything is measured
+            result = mergetta("bench", "bad.yaml", *command[2:], *options, cwd=place)
+            assert result.returncode == 2
+            assert "Traceback" not in result.stderr
+            assert sentence in " ".join((result.stdout + result.stderr).split())
+    result = mergetta(*command, "--samples", 30, cwd=place)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "The suite own has 20 images per domain, not 30" in result.stderr
 
 
 def test_names_of_classes() -> None:
     assert numbers_of(["1", "0"], ["a", "b"], "") == {"1": 1, "0": 0}
     assert numbers_of(["n01", "n02"], ["0", "1"], "", in_order=True) == {"n01": 0, "n02": 1}
-    with pytest.raises(MergettaError, match="has the label 'n01', which is no class of the model"):
-        numbers_of(["n01", "n02"], ["0", "1"], "it")
+    for names, sentence in {
+        ("n01", "n02"): "has the label 'n01', which is no class of the model",
+        ("0", "7", "bag"): "has the label '7', which is no class of the model",
+        ("1", "bag"): "has 'bag', the name of a class, and '1', a number: use names or numbers, not both",
+    }.items():
+        with pytest.raises(MergettaError, match=sentence):
+            numbers_of(names, ["bag", "shoe"], "it")
 
 
 def test_calibration_error_by_hand() -> None:

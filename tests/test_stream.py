@@ -88,6 +88,19 @@ class TestStream:
             with pytest.raises(MergettaError, match=words):
                 open_stream(source, GREY)
 
+    def test_a_network_camera(self) -> None:
+        """Frames by RTSP, each as it was shown; when the camera hangs up, that is told."""
+        pytest.importorskip("cv2")
+        from .rtsp_camera import RtspCamera
+
+        shades = [20, 100, 180, 250]
+        camera = RtspCamera([np.full((48, 64, 3), (shade, 0, 255 - shade), np.uint8) for shade in shades])
+        found = []
+        with pytest.raises(MergettaError, match="gives no more frames"):
+            for item in open_stream(camera.url, ImageShape(3, 32)):
+                found.append(item.image.mean(axis=(0, 1)))
+        np.testing.assert_allclose(found, [(255 - shade, 0, shade) for shade in shades], atol=6)
+
 
 class TestBatches:
     def test_sizes(self) -> None:
@@ -105,6 +118,17 @@ class TestBatches:
         assert [len(next(batches)) for _ in range(2)] == [2, 1]
         more.set()
         assert [len(batch) for batch in batches] == [1]
+
+    def test_tells_when_nothing_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("mergetta.device.stream.PAUSE", 0.01)
+        idle = threading.Event()
+
+        def slow() -> Iterator[Item]:
+            yield Item("a", None)
+            assert idle.wait(10)
+            yield Item("b", None)
+
+        assert [[item.name for item in batch] for batch in Batches(slow(), 2, idle=idle.set)] == [["a", "b"]]
 
     def test_stops_with_what_was_read(self) -> None:
         forever = threading.Event()

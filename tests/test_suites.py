@@ -193,7 +193,7 @@ def test_wrong_severity_or_too_many_samples(tmp_path: Path) -> None:
     suite = load_suite("fashion-bn").model_copy(update={"samples": 10**6})
     from mergetta.bench.inputs import target_of
 
-    with pytest.raises(MergettaError, match="images per domain"):
+    with pytest.raises(MergettaError, match="fog has 4,000 images, not 1,000,000"):
         target_of(suite, "fog")
 
 

@@ -34,8 +34,8 @@ def plan_of(part: Part, cache: Path) -> Plan:
     suite, expert, domains, seeds = part.suite, part.expert, part.domains, part.seeds
     apart = f" from {suite.expert_samples:,} other images" if suite.expert_samples else ""
     plan = Plan(
-        f"{suite.name}: {', '.join(suite.methods)} on {len(domains)} domains × {len(seeds)} seeds × {suite.samples:,} "
-        f"images of {suite.family}, {suite.streams}, experts by {expert}{apart}"
+        f"{suite.name}: {', '.join(suite.methods)} on {counted(domains, 'domain')} × {counted(seeds, 'seed')} × "
+        f"{suite.samples:,} images of {suite.family}, {suite.streams}, experts by {expert}{apart}"
     )
     for load in (family_of, source_of):
         try:
@@ -45,6 +45,9 @@ def plan_of(part: Part, cache: Path) -> Plan:
     if plan.missing:
         return plan
     todo = missing_of([part], cache)
+    plan.missing += too_few(suite, todo)
+    if plan.missing:
+        return plan
     total = len(domains) * len(seeds) * len(suite.methods)
     known = total - len(todo.cells) - todo.along
     plan.facts += [
@@ -64,6 +67,27 @@ def plan_of_parts(name: str, parts: Sequence[Part], cache: Path) -> str:
     todo = missing_of(parts, cache)
     hours = todo.core_hours(parts[0].suite, parts[0].domains[0]) if todo.cells else 0.0
     return f"{name}: {len(todo.cells)} results and {len(todo.experts)} experts to measure, about {hours:.1f} core-hours"
+
+
+def counted(things: Sequence[object], name: str) -> str:
+    """
+    >>> counted(["fog"], "domain")
+    '1 domain'
+    """
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def too_few(suite: Suite, todo: Missing) -> list[str]:
+    """Why it cannot be measured: a domain has fewer images, or a second pass would show the same."""
+    targets = {(cell.domain, suite.samples, suite.passes - 1) for _, cell in todo.cells.values()}
+    trained = suite.samples + (suite.expert_samples or 0)
+    reasons = set()
+    for domain, count, draw in targets | {(origin.domain, trained, 0) for origin in todo.experts.values()}:
+        try:
+            source_of(suite).enough(domain, suite.severity, count, draw)
+        except MergettaError as error:
+            reasons.add(str(error))
+    return sorted(reasons)
 
 
 @dataclass

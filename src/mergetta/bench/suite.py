@@ -150,8 +150,9 @@ class Suite(BaseModel):
         for domain in domains or ():
             if domain not in self.domains:
                 raise MergettaError(f"There is no domain {domain!r}; choose from {', '.join(self.domains)}.")
-        fewer = None if samples is None else min(samples, self.samples)
-        return self.changed(methods=chosen, samples=fewer, severity=severity)
+        if samples is not None and samples > self.samples:
+            raise MergettaError(f"The suite {self.name} has {self.samples:,} images per domain, not {samples:,}.")
+        return self.changed(methods=chosen, samples=samples, severity=severity)
 
     @property
     def training_batch_size(self) -> int:

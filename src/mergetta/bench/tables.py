@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
 from mergetta.bench.suite import Suite
@@ -17,6 +18,8 @@ from mergetta.files import write_atomically
 Record = dict[str, Any]
 BY_PASS = "The same by pass, means over domains."
 SPREAD = "spread: standard deviation over seeds"
+ENDLESS = Console(width=10**4).options
+"""Of a terminal in which every table has room."""
 OURS, SOURCE = "race-merge", "source"
 
 
@@ -108,21 +111,34 @@ def pass_table(records: Iterable[Record]) -> ErrorTable:
     )
 
 
-def rich_table(table: ErrorTable) -> Table:
-    """For the terminal; in bold what no other method beats by more than the spread."""
-    view = Table(show_footer=True, pad_edge=False)
-    view.add_column("error, %", "average", no_wrap=True)
-    averages = emphasised([table.average[method] for method in table.methods])
-    for method, mean in zip(table.methods, averages, strict=True):
-        view.add_column(method, mean, justify="right", footer_style="")
-    for domain in table.domains:
-        view.add_row(domain.replace("_", " "), *emphasised([table.cells[domain, method] for method in table.methods]))
-    return view
+def rich_tables(table: ErrorTable, console: Console) -> Iterator[Table]:
+    """For the terminal, with as many methods side by side as it has room for; in bold what no other method beats by
+    more than the spread.
+    """
+    averages = emphasised(table.average)
+    rows = {domain: emphasised({m: table.cells[domain, m] for m in table.methods}) for domain in table.domains}
+
+    def of(methods: Sequence[str]) -> Table:
+        view = Table(show_footer=True, pad_edge=False)
+        view.add_column("error, %", "average", no_wrap=True)
+        for method in methods:
+            view.add_column(method, averages[method], justify="right", footer_style="", no_wrap=True)
+        for domain, row in rows.items():
+            view.add_row(domain.replace("_", " "), *(row[method] for method in methods))
+        return view
+
+    left = list(table.methods)
+    while left:
+        count = len(left)
+        while count > 1 and console.measure(of(left[:count]), options=ENDLESS).maximum > console.width:
+            count -= 1
+        yield of(left[:count])
+        left = left[count:]
 
 
-def emphasised(row: Sequence[Number]) -> list[str]:
-    (best,) = best_rows([row])
-    return [f"[bold green]{value}[/]" if i in best else str(value) for i, value in enumerate(row)]
+def emphasised(row: Mapping[str, Number]) -> dict[str, str]:
+    (best,) = best_rows([list(row.values())])
+    return {name: f"[bold green]{it}[/]" if i in best else str(it) for i, (name, it) in enumerate(row.items())}
 
 
 def settings_of(suite: Suite, expert: str, seeds: Sequence[int]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mergetta.cli.options import NAMES, Checkpoint
 from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
+from mergetta.errors import MergettaError
 
 if TYPE_CHECKING:
     from mergetta.bench.executors import Executor
@@ -137,9 +138,9 @@ def command(
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
 
-    if quick:
-        seeds, samples = 1, min(samples or QUICK_SAMPLES, QUICK_SAMPLES)
     whole = load_suite(suite, family, checkpoint, data, styles)
+    if quick:
+        seeds, samples = 1, min(samples or whole.samples, QUICK_SAMPLES)
     whole = whole.with_streams(batch_size, order, continual, folds, passes)
     whole = whole if runtime is None else whole.on(runtime)
     part = part_of(whole, experts, methods, domains, seeds, samples, severity, expert_samples)
@@ -175,11 +176,14 @@ def part_of(
 
 def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html: Path | None) -> None:
     """Measure what the cache lacks, and show it."""
+    from mergetta.bench.plan import missing_of, too_few
     from mergetta.bench.report import write_report
     from mergetta.bench.runner import run_sweep
     from mergetta.bench.showcase import showcase
-    from mergetta.bench.tables import BY_PASS, SPREAD, error_table, pass_table, rich_table, settings_of, write_json
+    from mergetta.bench.tables import BY_PASS, SPREAD, error_table, pass_table, rich_tables, settings_of, write_json
 
+    for reason in too_few(part.suite, missing_of([part], cache)):
+        raise MergettaError(reason)
     console = wide_console()
     with executor as workers, bars(console) as show:
         outcome = run_sweep([part], cache, workers, show)
@@ -189,9 +193,9 @@ def compare(part: Part, cache: Path, executor: Executor, json: Path | None, html
         raise typer.Exit(1)
     suite, seeds, note = part.suite, part.seeds, caption(part, records[0]["data"])
     console.print(note, highlight=False, markup=False)
-    console.print(rich_table(error_table(records)))
+    console.print(*rich_tables(error_table(records), console), sep="\n")
     if suite.passes > 1:
-        console.print(BY_PASS, rich_table(pass_table(records)), sep="\n")
+        console.print(BY_PASS, *rich_tables(pass_table(records), console), sep="\n")
     if len(seeds) > 1:
         console.print(SPREAD, style="dim")
     if json:

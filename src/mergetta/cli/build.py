@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from mergetta.cli.options import Checkpoint, MaybeFamily
+from mergetta.cli.options import Checkpoint, Keep, MaxRank, MaybeFamily, Members, Tolerance
 from mergetta.cli.run import Authorities, Token, VerifyKey
 from mergetta.errors import MergettaError
 
@@ -26,13 +26,11 @@ def command(
     experts: Annotated[list[Path] | None, typer.Argument(help="Expert files, all of one family.")] = None,
     family: MaybeFamily = None,
     checkpoint: Checkpoint = None,
-    keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
-    max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
-    tolerance: Annotated[float, typer.Option(help="Recovery error per entry that decides the rank (ARS).")] = 1e-2,
+    keep: Keep = 0.4,
+    max_rank: MaxRank = 5,
+    tolerance: Tolerance = 1e-2,
     initial: Annotated[float, typer.Option(help="Initial coefficient of each expert.")] = 0.1,
-    members: Annotated[
-        int, typer.Option(min=0, help="Most members of the bundle: experts, or clusters of similar ones (0: none).")
-    ] = 16,
+    members: Members = 16,
     frozen_blocks: Annotated[
         int | None,
         typer.Option(help="Last blocks that do not move (default: 1 for CNNs, 3 for transformers)."),

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from mergetta.cli.options import Checkpoint, DeviceModel, MaybeFamily, device_runtime
+from mergetta.cli.options import Checkpoint, DeviceModel, MaybeFamily, Method, device_runtime
 from mergetta.cli.run import MethodOption, Mirror, Runs, parse_option
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(
         str, typer.Option(help="Of the classes: `mixed`, `sorted` (one after the other) or `correlated`.")
     ] = "mixed",
     seed: Annotated[int, typer.Option(help="Of the order.")] = 0,
-    method: Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the paper's steps).")] = "race-merge",
+    method: Method = "race-merge",
     option: MethodOption = None,
     mirror: Mirror = False,
     runs: Runs = True,

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from mergetta.cli import hub_token
 from mergetta.cli.hub_place import Blobs, Database, Folder, day, opened, settings_of
+from mergetta.cli.options import Keep, MaxRank, Members, Tolerance
 
 if TYPE_CHECKING:
     from mergetta.hub.demo import Picture
@@ -49,12 +50,10 @@ def serve(
     bundle_days: Annotated[
         float | None, typer.Option(min=1, help="Devices refuse a bundle that is older (default: never).")
     ] = None,
-    keep: Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")] = 0.4,
-    max_rank: Annotated[int, typer.Option(help="Most coefficients per group (RR).")] = 5,
-    tolerance: Annotated[float, typer.Option(help="Recovery error per entry that decides the rank (ARS).")] = 1e-2,
-    members: Annotated[
-        int, typer.Option(help="Most members of a bundle: experts, or clusters of similar ones (0: none).")
-    ] = 16,
+    keep: Keep = 0.4,
+    max_rank: MaxRank = 5,
+    tolerance: Tolerance = 1e-2,
+    members: Members = 16,
     weight: Annotated[
         float, typer.Option(help="Initial coefficients of all experts together (paper: 14 × 0.1).")
     ] = 1.4,
@@ -177,7 +176,7 @@ def audit(
         for entry in entries:
             typer.echo(json_format.dumps(dataclasses.asdict(entry)))
         return
-    table = Table("time", "who", "did", "to", "family", "why")
+    table = Table(*(Column(name, overflow="fold") for name in ("time", "who", "did", "to", "family", "why")))
     for entry in entries:
         words = (entry.name, entry.action, entry.subject[:12], entry.family, entry.why)
         table.add_row(day(entry.time), *map(escape, words))
@@ -264,7 +263,7 @@ def demo(
     if port:
         check_port("127.0.0.1", port)
     console = Console()
-    live = Live(console=console, auto_refresh=False)
+    live = Live(console=console, auto_refresh=False, transient=True)  # the last table is printed for good
     moments: list[Moment] = []
     last: Picture | None = None
     with tempfile.TemporaryDirectory() as folder:

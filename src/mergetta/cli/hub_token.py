@@ -6,14 +6,17 @@ import dataclasses
 import json as json_format
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from mergetta.cli.hub_place import Blobs, Database, Folder, day, opened
+
+if TYPE_CHECKING:
+    from mergetta.hub.records import TokenRecord
 
 Called = Annotated[str, typer.Argument(help="Its name or its id, as `list` shows them, or how one of these begins.")]
 app = typer.Typer(help="Who may use the hub: create, list and revoke tokens.", no_args_is_help=True)
@@ -84,15 +87,27 @@ def list_tokens(
     if json:
         typer.echo(json_format.dumps([dataclasses.asdict(token) for token in tokens]))
         return
-    table = Table(*(Column(name, no_wrap=True) for name in ("id", "name", "role")),
-        "requests/s", "families", "device", "created", "last used", "approved", "ends", "revoked",
-    )  # fmt: skip
+    table = Table()
+    for name in ("id", "name", "role", "last used", "state", "only"):
+        table.add_column(name, no_wrap=name in ("id", "role", "last used"), overflow="fold")
     for token in tokens:
-        rate = f"{token.rate:g}" if token.rate else "any"
-        scope = (", ".join(token.families or ["all"]), token.device or "any")
-        times = map(day, (token.created, token.last_used, token.approved, token.expires, token.revoked))
-        table.add_row(token.id, escape(token.name), token.role, rate, *map(escape, scope), *times)
+        used = day(token.last_used)[:10] or "never"
+        table.add_row(token.id, escape(token.name), token.role, used, state_of(token), escape(limits_of(token)))
     Console().print(table)
+
+
+def state_of(token: TokenRecord) -> str:
+    """Whether it is taken, and how long."""
+    if token.revoked:
+        return f"revoked {day(token.revoked)}"
+    waits = "waits for approval" if token.role == "contribute" and not token.approved else "valid"
+    return f"{waits} until {day(token.expires)}" if token.expires else waits
+
+
+def limits_of(token: TokenRecord) -> str:
+    """What it is held to."""
+    rate = [f"{token.rate:g} requests/s"] if token.rate else []
+    return ", ".join([*rate, *(token.families or ()), *([f"device {token.device}"] if token.device else ())])
 
 
 @app.command("revoke")

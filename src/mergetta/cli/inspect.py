@@ -107,7 +107,7 @@ def shortened(header: dict[str, Any]) -> dict[str, Any]:
     """Long entries by their number."""
     return {
         key: f"{len(value)} entries" if isinstance(value, list | dict) and len(str(value)) > LONG else value
-        for key, value in sorted(header.items())
+        for key, value in header.items()
     }
 
 
@@ -184,11 +184,11 @@ READERS = {
 
 def describe_family(name: str, checkpoint: Path | None = None) -> tuple[dict[str, Any], dict[str, Rows]]:
     from mergetta.groups import paper_frozen
-    from mergetta.models.discovery import find_groups
+    from mergetta.models.discovery import find_classifier, find_groups
     from mergetta.models.family import load_family
 
     family = load_family(name, checkpoint)
-    found = find_groups(family.model)
+    found, classifier = find_groups(family.model), find_classifier(family.model)
     try:
         frozen = set(paper_frozen(found))
     except MergettaError:
@@ -199,6 +199,9 @@ def describe_family(name: str, checkpoint: Path | None = None) -> tuple[dict[str
         "architecture": family.architecture,
         "mean": family.preprocessing.mean,
         "std": family.preprocessing.std,
+        "size": family.preprocessing.size,
+        "classifier": f"{classifier.in_features} features to {classifier.out_features} classes",
+        "classes": list(family.classes),
         "parameters": sum(p.numel() for p in family.model.parameters()),
         "norm weights": sum(group.size for group in found),
     }
@@ -212,4 +215,4 @@ def describe_family(name: str, checkpoint: Path | None = None) -> tuple[dict[str
         }
         for g in found
     ]
-    return facts, {"groups": groups}
+    return shortened(facts), {"groups": groups}

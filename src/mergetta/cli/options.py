@@ -19,6 +19,13 @@ NAMES = (
 Family = Annotated[str, typer.Option(help=f"The model: {NAMES}")]
 MaybeFamily = Annotated[str | None, typer.Option("--family", help=f"The model: {NAMES}")]
 Checkpoint = Annotated[Path | None, typer.Option(help="Weights for the family: a state dict or safetensors file.")]
+Keep = Annotated[float, typer.Option(help="Share of each task vector that survives (NWS).")]
+MaxRank = Annotated[int, typer.Option(help="Most coefficients per group (RR).")]
+Tolerance = Annotated[float, typer.Option(help="Recovery error per entry that decides the rank (ARS).")]
+Members = Annotated[
+    int, typer.Option(min=0, help="Most members of a bundle: experts, or clusters of similar ones (0: none).")
+]
+Method = Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the paper's steps).")]
 DeviceModel = Annotated[Path | None, typer.Option(help="The ONNX file that `mergetta export` wrote.")]
 
 

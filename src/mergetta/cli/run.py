@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json as json_format
+import math
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
+
+from mergetta.cli.options import Method
 
 if TYPE_CHECKING:
     from mergetta.device.agent import Agent, Summary
@@ -75,7 +79,7 @@ def command(
     images: Images,
     bundle: Annotated[Path | None, typer.Option(help="The bundle that `mergetta build` wrote.")] = None,
     hub: Annotated[str | None, typer.Option(help="Address of a hub, instead of --bundle.")] = None,
-    method: Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the paper's steps).")] = "race-merge",
+    method: Method = "race-merge",
     option: MethodOption = None,
     mirror: Mirror = False,
     runs: Runs = True,
@@ -118,7 +122,7 @@ def command(
         agent = running.agent
         assert agent.predictions is not None
         stream = open_stream(images, running.shape, agent.predictions.done, parse(frame))
-        batches = Batches(stream, batch_size, max_wait)
+        batches = Batches(stream, batch_size, max_wait, agent.save)
         with ended_by_signals(batches.stop) as signals:
             follow(agent, batches, quiet or str(out) == "-")
     if not quiet:
@@ -165,7 +169,9 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 def in_runs(summary: Summary) -> str:
     """Whether the images before an image count."""
-    return "; classes come in runs" if summary.runs is not None and summary.runs > 0.5 else ""
+    from mergetta.streams.runs import LIKELY
+
+    return "; classes come in runs" if summary.runs is not None and summary.runs > LIKELY else ""
 
 
 def heaviest(weights: Mapping[str, float]) -> str:
@@ -175,14 +181,19 @@ def heaviest(weights: Mapping[str, float]) -> str:
 
 
 def follow(agent: Agent, batches: Iterable[list[Item]], quiet: bool) -> None:
-    """Run, and show how it goes."""
-    with Live(console=Console(stderr=True, quiet=quiet), refresh_per_second=4, transient=True) as live:
+    """Run, and show how it goes, a few times a second."""
+    due = math.inf if quiet else 0.0
+    with Live(console=Console(stderr=True, quiet=quiet), auto_refresh=False, transient=True) as live:
         for summary in agent.run(batches):
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + 0.25
             live.update(
                 f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
                 f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks · "
                 f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · normalised with "
-                f"{summary.normalises}{in_runs(summary)}{heaviest(summary.weights)} · {memory()}"
+                f"{summary.normalises}{in_runs(summary)}{heaviest(summary.weights)} · {memory()}",
+                refresh=True,
             )
 
 

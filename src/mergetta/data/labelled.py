@@ -90,16 +90,22 @@ def numbers_of(names: Sequence[str], classes: Sequence[str], source: str, in_ord
     {'Ankle-boot': 1, 'bag': 0}
     """
     known = {plain(name): number for number, name in enumerate(classes)}
+    numbered = [name for name in names if name.isdecimal() and int(name) < len(classes)]
     if all(plain(name) in known for name in names):
         return {name: known[plain(name)] for name in names}
-    if all(name.isdecimal() and int(name) < len(classes) for name in names):
+    if len(numbered) == len(names):
         return {name: int(name) for name in names}
     if in_order and len(names) == len(classes) and all(name.isdecimal() for name in classes):
         return {name: number for number, name in enumerate(names)}
-    strange = next(name for name in names if plain(name) not in known)
+    strange = [name for name in names if plain(name) not in known and name not in numbered]
     shown = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
+    if strange:
+        raise MergettaError(
+            f"{source} has the label {strange[0]!r}, which is no class of the model ({shown}), nor its number."
+        )
+    named = next(name for name in names if name not in numbered)
     raise MergettaError(
-        f"{source} has the label {strange!r}, which is no class of the model ({shown}), nor its number."
+        f"{source} has {named!r}, the name of a class, and {numbered[0]!r}, a number: use names or numbers, not both."
     )
 
 

@@ -49,13 +49,18 @@ class Source(ABC):
         chosen = self.order(len(labels))[-count:]
         return Domain("clean", Subset(images, chosen), labels[chosen])
 
+    def enough(self, name: str, severity: int, count: int, draw: int = 0) -> Domain:
+        """All images of a domain, which must be as many at least."""
+        whole = self.whole(name, severity, draw)
+        if count > len(whole.labels):
+            raise MergettaError(f"{self.description}: {name} has {len(whole.labels):,} images, not {count:,}.")
+        return whole
+
     def domain(self, name: str, severity: int, samples: int | None = None, start: int = 0, draw: int = 0) -> Domain:
         """So many images from `start` on (by default all of them), the same ones in all domains."""
-        whole = self.whole(name, severity, draw)
+        whole = self.enough(name, severity, start + (samples or 0), draw)
         total = len(whole.labels)
         count = total - start if samples is None else samples
-        if start + count > total:
-            raise MergettaError(f"{self.description} has {total:,} images per domain, not {start + count:,}.")
         chosen = self.order(total)[start : start + count]
         size = whole.images[chosen[:1]].nbytes * count
         images: Images = whole.images[chosen] if size <= IN_MEMORY else Subset(whole.images, chosen)

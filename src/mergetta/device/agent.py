@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SAVE_EVERY = 10.0
 """Seconds between two saves where no rows are written that a state must agree with."""
+SYNC_EVERY = 1.0
+"""Seconds between two saves where rows are written: as much is predicted again after a crash."""
 
 
 @dataclass
@@ -58,12 +60,13 @@ class Summary:
 
 
 class Agent:
-    """Predictions are on disk before the state that counts them, so a crash repeats at most the current batch.
+    """Predictions are on disk before the state that counts them, so a crash repeats at most the last second.
 
     The state has what was learnt, which serves any stream, and how far each file of predictions has got. After a
     restart such a file is cut back to what the state knows of, and the stream goes on from there: no step is lost and
-    none is taken twice. A file that is gone is begun anew, with what was learnt. Without such a file there is nothing
-    that a state must agree with, and it is saved every few seconds, with a change of bundle, and at the end.
+    none is taken twice. A file that is gone is begun anew, with what was learnt. Rows are handed to the system batch by
+    batch. Both files are brought to the disk together: once a second (every ten seconds where no rows are written that
+    a state must agree with), when the stream pauses, with a change of bundle, and at the end.
 
     With a link to a hub (already started: the adapter has its bundle), a newer bundle is taken between batches. It is
     on disk before the state that refers to it, and the old one until then, so a crash never leaves a state without
@@ -100,6 +103,7 @@ class Agent:
         self.entropy = 0.0
         self._seconds, self._timed = 0.0, 0  # of images since this start
         self._saved = time.monotonic()
+        self._unsaved = False  # whether whole batches have come since
 
     def _resume(self, out: Path | None) -> Progress:
         saved = load_state(self.state, self.family, self.bundle) if self.state else None
@@ -124,7 +128,7 @@ class Agent:
         return self.progress.images + self.progress.bad
 
     def step(self, batch: list[Item]) -> Summary:
-        """One batch: predict, write, save."""
+        """One batch: predict, write, and save if it is time."""
         began, first = time.perf_counter(), self.position
         if not first:
             self._save()  # a file of predictions is known to be this state's before it has a row
@@ -136,13 +140,14 @@ class Agent:
             if item.content:
                 row["content"] = item.content
             rows.append(row | ({"error": item.problem} if item.image is None else self._named(next(found))))
-        self.progress.bad += len(batch) - len(good)
         self._write(rows)
+        self.progress.bad += len(batch) - len(good)
         self.finish(began, len(good))
         return self.summary()
 
     def predict(self, images: Array) -> NDArray[np.float32]:
         """Probabilities of a batch, with the newest bundle that there is."""
+        self._unsaved = False  # until `finish`: what is half done is not saved
         self._take_newer()
         before = self.adapter.runtime.forwarded
         probabilities = softmax(np.asarray(self.adapter.predict(images)))
@@ -153,9 +158,10 @@ class Agent:
         return np.asarray(probabilities)
 
     def finish(self, began: float, images: int) -> None:
-        """After a batch of so many good images, which was at hand at `began`: save, and tell the hub."""
+        """After a batch of so many good images, which was at hand at `began`: save if it is time, and tell the hub."""
+        self._unsaved = True
         swapped = self.link is not None and self._kept != self.bundle
-        if self.predictions or swapped or time.monotonic() - self._saved >= SAVE_EVERY:
+        if swapped or time.monotonic() - self._saved >= (SYNC_EVERY if self.predictions else SAVE_EVERY):
             self._save()
         self._seconds += time.perf_counter() - began
         self._timed += images
@@ -206,10 +212,17 @@ class Agent:
             self.predictions.write(rows)
             self.progress.written = self.predictions.written
 
+    def save(self) -> None:
+        """Bring to the disk what whole batches have brought since the last time."""
+        if self._unsaved:
+            self._save()
+
     def _save(self) -> None:
+        if self.predictions:
+            self.predictions.sync()
         if self.state:
             save_state(self.state, Saved(self.adapter.state_dict(), self._known), self.family, self.bundle)
-        self._saved = time.monotonic()
+        self._saved, self._unsaved = time.monotonic(), False
 
     def summary(self) -> Summary:
         status, progress = self.adapter.status(), self.progress
@@ -241,8 +254,7 @@ class Agent:
 
     def close(self) -> None:
         """Save what was learnt since the last time, leave a last report, and close the file."""
-        if self._timed and not self.predictions:
-            self._save()
+        self.save()
         if self.link and self._unreported:
             self._report(self.link)
         if self.predictions:

@@ -249,14 +249,15 @@ class HubLink:
                 return
 
     def _note(self, about: str, problem: MergettaError | None) -> None:
-        """Log a problem when it is new, not each time it is met again."""
+        """Log a problem when it is new, not each time it is met again, nor for bundles and for reports."""
         text = "" if problem is None else str(problem)
         if self._told.get(about, "") == text:
             return
-        self._told[about] = text
         if problem is not None:
-            log.warning("%s", text)
+            if text not in self._told.values():
+                log.warning("%s", text)
             self.refused += isinstance(problem, BundleRefused)
+        self._told[about] = text
 
 
 def check_usable(bundle: Bundle, groups: GroupValues | None) -> None:

@@ -63,15 +63,24 @@ class Predictions:
         else:
             text.writelines(json.dumps(row) + "\n" for row in rows)
         data = text.getvalue().encode(errors="surrogateescape")
-        try:
+        with self._told():
             self._file = self._file or self._open()
             self._file.write(data)
             self._file.flush()
-            if self.path != STANDARD_OUTPUT:
+        self.written += len(data)
+
+    def sync(self) -> None:
+        """Bring what was written to the disk."""
+        if self._file and self.path != STANDARD_OUTPUT:
+            with self._told():
                 os.fsync(self._file.fileno())
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise MergettaError(f"Cannot write {self.path}: {error.strerror or error}.") from error
-        self.written += len(data)
 
     def _open(self) -> BinaryIO:
         if self.path == STANDARD_OUTPUT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,8 @@ from mergetta.files import read_bytes
 Pixels = NDArray[np.uint8]
 Done = AbstractSet[tuple[str, str]]
 """Names and contents of images that were predicted before."""
+PAUSE = 1.0
+"""Seconds without an item after which whoever reads a stream is idle."""
 VIDEOS = {".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"}
 
 
@@ -159,11 +162,14 @@ def digest(data: bytes) -> str:
 class Batches:
     """Lists of up to `size` items, which a thread reads ahead, so that neither a clock nor a signal waits for an item.
 
-    A list is shorter at the end of the stream, and where its first item has waited for `max_wait` seconds.
+    A list is shorter at the end of the stream, and where its first item has waited for `max_wait` seconds. `idle` is
+    called where no item comes for a second.
     """
 
-    def __init__(self, items: Iterator[Item], size: int, max_wait: float | None = None) -> None:
-        self.size, self.max_wait = size, max_wait
+    def __init__(
+        self, items: Iterator[Item], size: int, max_wait: float | None = None, idle: Callable[[], None] = lambda: None
+    ) -> None:
+        self.size, self.max_wait, self.idle = size, max_wait, idle
         self._left = False
         self._queue: SimpleQueue[Item | Exception | None] = SimpleQueue()
         self._room = threading.Semaphore(size)
@@ -204,16 +210,20 @@ class Batches:
     def _gather(self) -> tuple[list[Item], Exception | None, bool]:
         """(items, what went wrong after them, whether they were the last)."""
         batch: list[Item] = []
-        deadline: float | None = None
+        deadline = math.inf
         while len(batch) < self.size:
+            left = deadline - time.monotonic()
             try:
-                item = self._queue.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                item = self._queue.get(timeout=min(PAUSE, max(0.0, left)))
             except Empty:
-                break
+                if left <= PAUSE:
+                    break
+                self.idle()
+                continue
             if not isinstance(item, Item):
                 return batch, item, True
             self._room.release()
             batch.append(item)
-            if self.max_wait is not None and deadline is None:
+            if self.max_wait is not None and len(batch) == 1:
                 deadline = time.monotonic() + self.max_wait
         return batch, None, False
