@@ -2,7 +2,7 @@
 
 Time is that of the processor, and interleaved: each round runs every variant, so that a slow moment of the machine hits
 all of them. `race-merge` is measured over the first 2,000 images of a domain, from knowing nothing to being settled:
-each round is the next stretch of that stream. All others cost the same whenever they are asked, and see a few images of it.
+each round is the next stretch of that stream. All others cost the same whenever they are asked, and see a few images.
 Memory is the peak resident size of a fresh process per variant. The reference, `deployed`, is the model as anyone would
 deploy it: a plain export in evaluation mode, nothing of ours, not even the normalisation of pixels.
 """
