@@ -94,9 +94,12 @@ def moments_of(values: GroupValues, order: Iterable[str] | None = None) -> NDArr
 def with_moments(values: GroupValues, moments: NDArray[Any], order: Iterable[str] | None = None) -> dict[str, Vector]:
     """The groups with other means and variances: the inverse of `moments_of`."""
     pairs = moment_pairs(values if order is None else order)
-    ends = np.cumsum([np.size(values[mean]) for mean, _ in pairs])[:-1]
-    parts = [np.split(row.astype(np.float32), ends) for row in moments]
-    return {**values, **{pair[row]: parts[row][i] for i, pair in enumerate(pairs) for row in (0, 1)}}
+    changed, start, rows = dict(values), 0, np.asarray(moments, dtype=np.float32)
+    for pair in pairs:
+        end = start + np.size(values[pair[0]])
+        changed[pair[0]], changed[pair[1]] = rows[0, start:end], rows[1, start:end]
+        start = end
+    return changed
 
 
 def as_float32(values: GroupValues) -> dict[str, Vector]:

@@ -70,6 +70,11 @@ class Adapter(ABC):
         """How it is doing."""
         return Status()
 
+    @property
+    def changes(self) -> int:
+        """How often the domain was found to have changed; wrappers ask before and after every batch."""
+        return self.status().shifts
+
     def state_dict(self) -> dict[str, Any]:
         """All that the stream has changed; `load_state_dict` continues from it exactly."""
         return {}
@@ -95,14 +100,18 @@ class Wrapper(Adapter):
 
     def _predict(self, images: Array) -> Array:
         """What the adapter predicts; in a new domain, nothing is known."""
-        shifts = self.adapter.status().shifts
+        changes = self.adapter.changes
         logits = self.adapter.predict(images)
-        if self.adapter.status().shifts != shifts:
+        if self.adapter.changes != changes:
             self.clear()
         return logits
 
     def look(self, images: Array) -> Array:
         return self.adapter.look(images)
+
+    @property
+    def changes(self) -> int:
+        return self.adapter.changes
 
     def swap(self, bundle: Bundle) -> bool:
         return self.adapter.swap(bundle)

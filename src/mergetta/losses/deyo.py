@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from mergetta.arrays import Array, beside, to_numpy
+from mergetta.arrays import Array, array_namespace, beside, to_numpy
 from mergetta.errors import MergettaError
 from mergetta.losses.base import Evaluation, Forward, Loss
 from mergetta.losses.probabilities import constant, entropy, softmax

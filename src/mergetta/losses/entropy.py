@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from mergetta.arrays import Array
+from mergetta.arrays import Array, array_namespace
 from mergetta.losses.base import Evaluation, Forward, Loss
 from mergetta.losses.probabilities import entropy
 

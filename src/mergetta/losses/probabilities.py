@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
-from mergetta.arrays import Array
+from mergetta.arrays import Array, array_namespace
 
 
 def log_softmax(logits: Array) -> Array:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from mergetta.arrays import Array, beside, to_numpy
+from mergetta.arrays import Array, array_namespace, beside, to_numpy
 from mergetta.losses.base import Evaluation, Forward
 from mergetta.losses.mean_prediction import MeanPredictionLoss
 from mergetta.losses.probabilities import constant, entropy, log_softmax, softmax

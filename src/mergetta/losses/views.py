@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from mergetta.arrays import Array, beside
+from mergetta.arrays import Array, array_namespace, beside
 from mergetta.errors import MergettaError
 
 GREY = (0.299, 0.587, 0.114)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from mergetta.arrays import Array
+from mergetta.arrays import Array, array_namespace
 from mergetta.errors import MergettaError
 from mergetta.groups import Group, GroupValues, Vector, check_groups
 
@@ -27,6 +26,22 @@ class Output(NamedTuple):
     """(2, C): per-channel mean and variance after the stem, over this batch."""
     moments: Array | None = None
     """If asked for, (B, 2, C): mean and variance of each image in the input of every BatchNorm layer, side by side."""
+
+
+def joined(outputs: Sequence[Output]) -> Output:
+    """One output for several parts of a batch. Those that do not depend on each other may go one after the other."""
+    if len(outputs) == 1:
+        return outputs[0]
+    xp = array_namespace(outputs[0].logits)
+    logits, features = (xp.concat([getattr(each, name) for each in outputs]) for name in ("logits", "features"))
+    shares = [len(each.logits) / len(logits) for each in outputs]
+    mean = sum(share * each.signature[0] for share, each in zip(shares, outputs, strict=True))
+    variance = sum(
+        share * (each.signature[1] + (each.signature[0] - mean) ** 2)
+        for share, each in zip(shares, outputs, strict=True)
+    )
+    seen = [each.moments for each in outputs if each.moments is not None]
+    return Output(logits, features, xp.stack([mean, variance]), xp.concat(seen) if len(seen) == len(outputs) else None)
 
 
 Predict = Callable[[Array], Output]

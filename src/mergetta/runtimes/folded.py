@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
@@ -12,10 +12,12 @@ from mergetta.errors import MergettaError
 from mergetta.groups import GroupValues
 from mergetta.runtimes.base import Output, copy_of
 from mergetta.runtimes.onnx_metadata import PLAIN_FORMAT, PLAIN_OUTPUTS
-from mergetta.runtimes.onnx_session import metadata_of, open_session, run_session
+from mergetta.runtimes.onnx_session import in_portions, metadata_of, open_session, run_session
 
 if TYPE_CHECKING:
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
+
+OUTPUTS = list(PLAIN_OUTPUTS)
 
 
 class Folded:
@@ -26,16 +28,21 @@ class Folded:
     """
 
     def __init__(self, runtime: OnnxRuntime, plain: str | Path | bytes, groups: GroupValues) -> None:
-        self.runtime = runtime
-        source = "the plain model" if isinstance(plain, bytes) else str(plain)
+        self.runtime, self._plain = runtime, plain
         # Where a norm layer is not folded (LayerNorm), the session goes on reading these very arrays.
         self._constants = {n: ort.OrtValue.ortvalue_from_numpy(v) for n, v in copy_of(groups, runtime).items()}
-        self._session = open_session(plain, source, runtime.threads, runtime.providers, self._constants)
-        header = metadata_of(self._session)
+        self.runtime.sessions.get(self, self._open)
+
+    def _open(self) -> Any:
+        runtime, source = self.runtime, "the plain model" if isinstance(self._plain, bytes) else str(self._plain)
+        session = open_session(self._plain, source, runtime.threads, runtime.providers, self._constants)
+        header = metadata_of(session)
         if header.get("format") != PLAIN_FORMAT or header.get("digest") != runtime.metadata["plain"]:
             raise MergettaError(f"{source} does not belong to this model: export both again.")
+        return session
 
     def __call__(self, images: Array) -> Output:
         x = self.runtime.prepare(images)
         self.runtime.forwarded += len(x)
-        return Output(*run_session(self._session, list(PLAIN_OUTPUTS), {"images": x}))
+        session = self.runtime.sessions.get(self, self._open)
+        return in_portions(x, lambda part: Output(*run_session(session, OUTPUTS, {"images": part})))

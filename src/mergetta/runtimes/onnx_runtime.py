@@ -16,7 +16,7 @@ from mergetta.groups import Group, GroupValues, Vector, check_groups
 from mergetta.runtimes.base import Classifier, Output, Predict, check_images, shares_of, unfolded
 from mergetta.runtimes.folded import Folded
 from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, VERSION, plain_path
-from mergetta.runtimes.onnx_session import metadata_of, open_session, run_session
+from mergetta.runtimes.onnx_session import OneAtATime, in_portions, metadata_of, open_session, run_session
 
 
 class OnnxRuntime:
@@ -48,18 +48,18 @@ class OnnxRuntime:
         batch_size: int | None = None,
         plain: str | Path | bytes | None = None,
     ) -> None:
-        source = "the model" if isinstance(model, bytes) else str(model)
-        self._session = open_session(model, source, threads, providers)
-        header = read_metadata(self._session, source)
+        self._model, self.threads, self.providers, self.batch_size = model, threads, tuple(providers), batch_size
+        self.sessions = OneAtATime()
+        source, session = self._source, self._session
+        header = read_metadata(session, source)
         self.metadata = header
         self.family: str = expect(header, "family", str, source)
         self.structure = tuple(Group(*fields) for fields in expect(header, "groups", list, source))
-        self.threads, self.providers, self.batch_size = threads, tuple(providers), batch_size
         self.forwarded = 0
         if plain is None and not isinstance(model, bytes) and plain_path(model).is_file():
             plain = plain_path(model)
         self._plain = plain if "plain" in header else None
-        optional = {entry.name for entry in self._session.get_overridable_initializers()}
+        optional = {entry.name for entry in session.get_overridable_initializers()}
         missing = [group.name for group in self.structure if group.name not in optional]
         if missing:
             raise MergettaError(
@@ -68,15 +68,28 @@ class OnnxRuntime:
         self._blends = "given" in optional
         self._channels = sum(group.size for group in self.structure if group.kind == "mean")
 
-    @cached_property
-    def groups(self) -> dict[str, Vector]:
-        (everything,) = run_session(self._session, ["groups"], self._blank())
-        ends = np.cumsum([group.size for group in self.structure])[:-1]
-        return {group.name: part for group, part in zip(self.structure, np.split(everything, ends), strict=True)}
+    @property
+    def _source(self) -> str:
+        return "the model" if isinstance(self._model, bytes) else str(self._model)
+
+    @property
+    def _session(self) -> Any:
+        """The adjustable one."""
+        return self.sessions.get(self, lambda: open_session(self._model, self._source, self.threads, self.providers))
 
     @cached_property
+    def _constants(self) -> list[np.ndarray]:
+        return run_session(self._session, ["groups", "classifier_weight", "classifier_bias"], self._blank())
+
+    @cached_property
+    def groups(self) -> dict[str, Vector]:
+        ends = np.cumsum([group.size for group in self.structure])[:-1]
+        parts = np.split(self._constants[0], ends)
+        return {group.name: part for group, part in zip(self.structure, parts, strict=True)}
+
+    @property
     def classifier(self) -> Classifier:
-        return Classifier(*run_session(self._session, ["classifier_weight", "classifier_bias"], self._blank()))
+        return Classifier(*self._constants[1:])
 
     @property
     def signature(self) -> np.ndarray | None:
@@ -94,16 +107,20 @@ class OnnxRuntime:
     ) -> Output:
         shares = shares_of(given, self._channels)
         x = self.prepare(images)
-        feeds = {"images": x, **self._feed(groups)}
+        feeds = self._feed(groups)
         if self._blends:
             feeds |= {"given": np.ascontiguousarray(shares), "observe": np.array(moments)}
         self.forwarded += len(x)
-        outputs = ["logits", "features", "signature", *(["moments"] if moments else [])]
-        return Output(*run_session(self._session, outputs, feeds))
+        session, outputs = self._session, ["logits", "features", "signature", *(["moments"] if moments else [])]
+
+        def run(part: np.ndarray) -> Output:
+            return Output(*run_session(session, outputs, {"images": part, **feeds}))
+
+        return in_portions(x, run) if (shares == 1).all() else run(x)
 
     def folded(self, groups: GroupValues) -> Predict:
-        """A second session, with the weights in memory a second time. An int8 model, or one whose plain graph is not
-        there, has nothing to fold and runs as it is.
+        """Another session, in the place of the one that is open. An int8 model, or one whose plain graph is not there,
+        has nothing to fold and runs as it is.
         """
         return unfolded(self, groups) if self._plain is None else Folded(self, self._plain, groups)
 

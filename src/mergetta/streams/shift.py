@@ -101,7 +101,7 @@ class ShiftDetector:
 
 def distance(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
     """Symmetric KL divergence between Gaussians (mean, variance), averaged over channels; (…, 2, C) → (…)."""
-    (m1, v1), (m2, v2) = np.moveaxis(a, -2, 0), np.moveaxis(b, -2, 0)
+    m1, v1, m2, v2 = a[..., 0, :], a[..., 1, :], b[..., 0, :], b[..., 1, :]
     v1, v2 = np.maximum(v1, 1e-12), np.maximum(v2, 1e-12)
     square = (m1 - m2) ** 2
     return np.asarray(np.mean((v1 + square) / (2 * v2) + (v2 + square) / (2 * v1) - 1, axis=-1))

@@ -29,24 +29,39 @@ class Mixture:
     def __init__(self, runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None) -> None:
         self.bundle = bundle
         self.normalise = normaliser_of(runtime, bundle, moments, source)
-        self._merged = lru_cache(2)(lambda weights: bundle.mixture(np.frombuffer(weights)[:-1]))
+        self._merged = lru_cache(2)(self._merge)
         """Of the last two: what predicts, and what is tried."""
+
+    def _merge(self, weights: bytes) -> tuple[dict[str, Vector], NDArray[Any] | None]:
+        """All groups, and what features look like in the merged domains."""
+        members = np.frombuffer(weights)[:-1]
+        return self.bundle.mixture(members), features_of(self.bundle.members, members)
+
+    def _of(self, weights: Vector) -> tuple[dict[str, Vector], NDArray[Any] | None]:
+        return self._merged(np.asarray(weights, dtype=np.float64).tobytes())
 
     def __call__(
         self, images: Array, weights: Vector, learn: bool = False, moved: Mapping[str, Vector] | None = None
     ) -> Output:
         """A pass over images; with `learn` they are the next ones of the stream. `moved` is added to the groups."""
-        return self.normalise(
-            images, self.groups(weights, moved), features_of(self.bundle.members, weights[:-1]), learn
-        )
+        return self.normalise(images, self.groups(weights, moved), self._of(weights)[1], learn)
+
+    def follow(self, images: Array, weights: Vector, known: float, learn: bool = True) -> Output:
+        """A pass over the next images of a stream of which `known` have been seen, as cheap as it gets."""
+        run = self.normalise.follow if learn else self.normalise.glance
+        return run(images, *self._of(weights), known)
+
+    def compare(self, images: Array, weights: Vector) -> Output:
+        """A pass over many images for weights that may never be used again."""
+        return self.normalise.compare(images, *self._of(weights))
 
     def groups(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
-        merged = self._merged(np.asarray(weights, dtype=np.float64).tobytes())
-        return {**merged, **{name: merged[name] + vector for name, vector in (moved or {}).items()}}
+        merged, _ = self._of(weights)
+        return {**merged, **{name: merged[name] + vector for name, vector in moved.items()}} if moved else merged
 
     def folded(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> Predict:
         """A pass with these weights and the moments as they are now, at the cost of a plain model."""
-        return self.normalise.folded(self.groups(weights, moved), features_of(self.bundle.members, weights[:-1]))
+        return self.normalise.folded(self.groups(weights, moved), self._of(weights)[1])
 
 
 def normaliser_of(

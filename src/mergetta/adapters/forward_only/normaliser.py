@@ -11,8 +11,9 @@ from mergetta.arrays import Array, beside, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.groups import GroupValues, has_batch_norm, layer_sizes, moments_of, with_moments
 from mergetta.losses.probabilities import softmax
-from mergetta.runtimes.base import Output, Predict, Runtime
+from mergetta.runtimes.base import Output, Predict, Runtime, check_images, joined
 from mergetta.streams.domain import DomainMoments, Variances
+from mergetta.streams.sampling import Sampling
 
 LARGE = 4
 """A batch shares in what it is normalised with if so many of it are more than all that is known."""
@@ -29,9 +30,12 @@ class Normaliser:
     beside what is known shares in what it is normalised with, by further passes.
     """
 
+    sampling = Sampling()
+
     def __init__(self, runtime: Runtime, moments: DomainMoments) -> None:
         self.runtime, self.moments = runtime, moments
         self.names = tuple(runtime.groups)
+        self._kept: tuple[Any, Any, Predict] | None = None
 
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
         """A pass over images; with `learn` they are the next ones of the stream."""
@@ -41,8 +45,7 @@ class Normaliser:
         if not learn:
             return output
         share = np.zeros(1)
-        large = LARGE * len(images) > self.moments.settings.unknown + self.moments.stream.count
-        for _ in range(ROUNDS if large else 0):
+        for _ in range(ROUNDS if self._is_large(images) else 0):
             before = share
             share = self.moments.share(merged, to_numpy(output.moments), softmax(to_numpy(output.logits)))
             if not np.abs(share - before).max() > SETTLED:
@@ -50,6 +53,39 @@ class Normaliser:
             output = self.runtime(images, known, 1.0 - share, moments=True)
         self.moments.learn(to_numpy(output.moments), softmax(to_numpy(output.logits)))
         return output
+
+    def _is_large(self, images: Array) -> bool:
+        return bool(LARGE * len(images) > self.moments.settings.unknown + self.moments.stream.count)
+
+    def follow(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
+        """A pass over the next images of a stream of which `known` have been seen: a part of them is learnt from."""
+        if self._is_large(images):
+            return self(images, groups, learn=True)
+        check_images(images, None)  # all of them, before any is learnt from
+        outputs, start = [], 0
+        while start < len(images):
+            looking, count = self.sampling.stretch(known + start, self.moments.count)
+            part = images[start : start + count]
+            outputs.append(self(part, groups, learn=True) if looking else self._kept_for(groups)(part))
+            start += count
+        return joined(outputs)
+
+    def glance(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
+        """The same without learning, whoever comes next."""
+        looking, _ = self.sampling.stretch(known, self.moments.count)
+        return self(images, groups) if looking else self._kept_for(groups)(images)
+
+    def _kept_for(self, groups: GroupValues) -> Predict:
+        """What was folded last, as long as neither groups nor moments are others: both are replaced, never changed."""
+        sums = self.moments.stream.sums
+        if self._kept is None or self._kept[0] is not groups or self._kept[1] is not sums:
+            self._kept = None
+            self._kept = groups, sums, self.folded(groups)
+        return self._kept[2]
+
+    def compare(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
+        """A pass over many images, with groups that may never be used again."""
+        return self.folded(groups)(images)
 
     def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
         """A pass with these groups and the moments as they are now, for good: at the cost of a plain model."""
@@ -71,12 +107,29 @@ class Normaliser:
         return f"merged moments and {moments.count:.0f} independent images of the stream"
 
 
-class Aligner:
+class Unsampled:
+    """Where a device can see what it wants at no cost, and nothing is gained by folding: every image is learnt from."""
+
+    def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
+        raise NotImplementedError
+
+    def follow(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
+        return self(images, groups, prior, learn=True)
+
+    def glance(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
+        return self(images, groups, prior)
+
+    def compare(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
+        return self(images, groups, prior)
+
+
+class Aligner(Unsampled):
     """The classifier's input gets the mean and the variance that it had at the source: without BatchNorm."""
 
     def __init__(self, runtime: Runtime, moments: DomainMoments, source: NDArray[Any]) -> None:
         """`source` is the mean and the variance of the classifier's input at the source, (2, F)."""
         self.runtime, self.moments, self.source = runtime, moments, source
+        self.classifier = runtime.classifier
 
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
         """A pass over images, as of `Normaliser`; `prior` is the features' mean and variance in the merged domains."""
@@ -89,10 +142,9 @@ class Aligner:
 
     def _aligned(self, output: Output, moments: NDArray[Any]) -> Output:
         scale = np.sqrt((self.source[1] + 1e-6) / (moments[1] + 1e-6))
-        weight, bias = self.runtime.classifier
-        features = to_numpy(output.features).astype(np.float64)
-        logits = ((features - moments[0]) * scale + self.source[0]) @ weight.T + bias
-        return output._replace(logits=beside(logits, output.logits))
+        weight, bias = self.classifier
+        features = (to_numpy(output.features) - moments[0]) * scale + self.source[0]
+        return output._replace(logits=beside(features.astype(np.float32) @ weight.T + bias, output.logits))
 
     def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
         predict, moments = self.runtime.folded(groups), self.moments.value(prior)
@@ -103,7 +155,7 @@ class Aligner:
         return f"features by merged moments and {moments.count:.0f} independent images of the stream"
 
 
-class Plain:
+class Plain(Unsampled):
     """As the paper has it: the batch's own statistics, or none without BatchNorm."""
 
     moments: DomainMoments | None = None

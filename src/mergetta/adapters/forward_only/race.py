@@ -13,6 +13,8 @@ from mergetta.errors import MergettaError
 from mergetta.groups import Vector
 from mergetta.streams.state import Field, checked
 
+LEAST = 1e-3
+"""Part of the best candidate's weight that is next to nothing."""
 LARGEST = 100.0
 """No candidate weighs a member more."""
 
@@ -39,6 +41,8 @@ class Race:
         self.rules = caution, temperature
         self.scores: Vector = np.empty(0)
         """Of those that have been tried."""
+        self._weights: tuple[Vector, Vector] | None = None
+        """The scores that they are of, and the weights: every frame asks for them."""
 
     @property
     def begun(self) -> bool:
@@ -51,6 +55,11 @@ class Race:
     @property
     def weights(self) -> Vector:
         """The softmax of the scores over the candidates that have been tried; until then, the first one."""
+        if self._weights is None or self._weights[0] is not self.scores:
+            self._weights = self.scores, self._mixture()
+        return self._weights[1]
+
+    def _mixture(self) -> Vector:
         tried = self.candidates[: max(1, len(self.scores))]
         caution, temperature = self.rules
         exponents = (self.scores - caution * np.sqrt(tried[:, :-1].sum(axis=1))) / temperature
@@ -63,7 +72,8 @@ class Race:
         self.trials.hold(images, p)
         count = len(self.candidates)
         new = self.trials.show(len(images), count, lambda part, index: predict(part, self.candidates[index]))
-        self.scores = np.append(self.scores, new)
+        if new:
+            self.scores = np.append(self.scores, new)
 
     def state(self) -> dict[str, Any]:
         own = {"candidates": self.candidates.copy(), "scores": self.scores.copy()}
@@ -85,5 +95,7 @@ class Race:
 
 
 def soften(exponents: Vector) -> Vector:
+    """Softmax, without those that would have next to nothing: what is merged stays exactly what it was without them."""
     weights = np.exp(exponents - exponents.max())
+    weights = np.where(weights < LEAST, 0.0, weights)
     return np.asarray(weights / weights.sum())

@@ -184,6 +184,10 @@ class RaceMerge(Adapter):
         return np.eye(self.candidates.size)[-1] if self.home else self.race.weights
 
     @property
+    def changes(self) -> int:
+        return self.visit.shifts
+
+    @property
     def settled(self) -> bool:
         """Whether there is nothing left to try."""
         return not self.settings.probe or self.race.over or self.home
@@ -201,7 +205,7 @@ class RaceMerge(Adapter):
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits of a batch; `adapt=False` only predicts."""
-        output = self._at_rest(images) if adapt and self.resting else self._merge(images, learn=adapt)
+        output = self._merge(images, learn=adapt)
         p = probabilities(output)
         if adapt and self._follow(to_numpy(output.signature), p):
             output = self._merge(images, learn=True)
@@ -219,7 +223,7 @@ class RaceMerge(Adapter):
         """First the race, then steps from where it has led, unless it was the source model that answered."""
         weights = self.weights
         if not self.settled:
-            self.race.run(images, p, lambda part, weights: probabilities(self.mixture(part, weights)))
+            self.race.run(images, p, lambda part, weights: probabilities(self.mixture.compare(part, weights)))
         elif self.refining and not broken:
             self.refinement.run(
                 images,
@@ -251,9 +255,11 @@ class RaceMerge(Adapter):
         return self._folded(images)
 
     def _merge(self, images: Array, learn: bool) -> Output:
-        if self.home:
-            return self.runtime(images, given=1.0)
-        return self.mixture(images, self.weights, learn, self.refinement.moved())
+        if self.home or self.resting:
+            return self._at_rest(images)
+        if self.refining or self.refinement.steps:
+            return self.mixture(images, self.weights, learn, self.refinement.moved())
+        return self.mixture.follow(images, self.weights, self.visit.count, learn)
 
     def look(self, images: Array) -> Array:
         return self.predict(images, adapt=False)
@@ -274,8 +280,8 @@ class RaceMerge(Adapter):
         if home != self.home:
             self._begin()
             self.home = home
-        if self.home or not self.race.begun:
-            self.race = self._race(self._order(), None if self.home else self.race.trials)
+        if not (self.home or self.resting or self.race.begun):
+            self.race = self._race(self._order(), self.race.trials)
         return begins
 
     def _at_home(self) -> bool:

@@ -1,4 +1,4 @@
-"""The images of a stream that candidates are compared on, shown to them a few per batch."""
+"""The images of a stream that candidates are compared on, shown to one after the other."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.errors import MergettaError
-from mergetta.losses.information import entropy_of
+from mergetta.losses.information import information
 from mergetta.streams.classes import mixed
 from mergetta.streams.domain import predicted
 from mergetta.streams.state import Field, checked
 
-TOGETHER = 8
-"""Images that a candidate is shown in one pass, at least: single frames would cost a merge and a pass each."""
+AHEAD = 8
+"""Images that the first half of the candidates is shown for each of the stream, at most."""
 BROKEN = 1e6
 """Mean entropy of a candidate whose predictions are no numbers: it gets no weight."""
 IMAGES = Field((None, None, None, None), low=-1e6, high=1e6)
@@ -40,22 +40,19 @@ class Trials:
 
     def __init__(self, size: int, least: float, classes: int, eager: bool = False) -> None:
         self.size, self.least, self.classes, self.eager = size, least, classes, eager
-        self.held: NDArray[np.float32] | None = None
-        self._room: NDArray[np.float32] = np.empty(0, np.float32)
+        self.held: NDArray[Any] | None = None
+        """As bytes if nothing is lost by it."""
+        self._room: NDArray[Any] = np.empty(0, np.uint8)
         self.labels: NDArray[Any] = np.zeros(classes)
         """How often each class was predicted for those that are held."""
         self.count = 0
         """How many trials are over."""
-        self.shown = 0
-        """How many of the images the next candidate has been shown so far."""
         self.owed = 0
-        """How many it may be shown by now."""
-        self.tally = np.zeros(1 + classes)
-        """Its sum of entropies, then of predictions: what its score, the information, is made of."""
+        """How many images the next candidate may be shown by now."""
 
     @property
     def begun(self) -> bool:
-        return bool(self.count or self.shown)
+        return self.count > 0
 
     def hold(self, images: NDArray[Any], probabilities: NDArray[Any]) -> None:
         """Keep images until there are enough."""
@@ -63,50 +60,42 @@ class Trials:
             return
         same = self.held is not None and self.held.shape[1:] == images.shape[1:]
         kept = self.held if same and self.held is not None else images[:0]
-        new = images[: self.size - len(kept)]
-        if kept.base is not self._room:  # else there is room behind those that are held: frame by frame none is copied
-            self._room = np.empty((self.size, *images.shape[1:]), np.float32)
-            self._room[: len(kept)] = kept
-        self._room[len(kept) : len(kept) + len(new)] = new
-        self.held = self._room[: len(kept) + len(new)]
+        new = packed(np.asarray(images[: self.size - len(kept)], dtype=np.float32))
+        both, bytes_do = len(kept) + len(new), new.dtype == np.uint8 and (not len(kept) or kept.dtype == np.uint8)
+        dtype = np.uint8 if bytes_do else np.float32
+        if kept.base is not self._room or self._room.dtype != dtype:  # else there is room behind those that are held
+            self._room = np.empty((self.size, *images.shape[1:]), dtype)
+            self._room[: len(kept)] = kept if bytes_do else unpacked(kept)
+        self._room[len(kept) : both] = new if bytes_do else unpacked(new)
+        self.held = self._room[:both]
         self.labels = (self.labels if same else 0) + predicted(probabilities[: len(new)])
-        if len(self.held) == self.size and mixed(self.labels) < self.least:
+        if both == self.size and mixed(self.labels) < self.least:
             self.held = None
 
     def show(self, images: int, candidates: int, predict: Callable[[NDArray[Any], int], NDArray[Any]]) -> list[float]:
-        """Show the candidates whose turn it is as many of the held images as the stream has had, not one by one.
+        """Show the held images to the candidates whose turn it is: to the next one whenever the stream has had as many.
 
-        Gives the scores of those that have now seen them all.
+        To show them at once costs one merge, and one set of groups to fold. Gives the scores.
         """
         scores: list[float] = []
         if self.held is None or len(self.held) < self.size or self.count >= candidates:
             return scores
-        at_once = (candidates // 2 - self.count) * self.size - self.shown
-        self.owed += max(images, min(TOGETHER * images, at_once)) if self.eager else images
-        while self.count < candidates and self.owed >= min(TOGETHER, self.size - self.shown):
-            part = self.held[self.shown : self.shown + self.owed]
-            p = predict(part, self.count)
-            self.owed -= len(part)
-            self.shown += len(part)
-            entropies = entropy_of(p).sum() if np.isfinite(p).all() else BROKEN * self.size
-            self.tally = self.tally + np.append(entropies, np.nan_to_num(p).sum(axis=0))
-            if self.shown < self.size:
-                continue
-            entropy = min(self.tally[0] / self.size, BROKEN)  # in however many parts it was broken
-            scores.append(float(entropy_of(self.tally[1:] / self.size) - entropy))
-            self.count, self.shown, self.tally = self.count + 1, 0, np.zeros_like(self.tally)
+        at_once = (candidates // 2 - self.count) * self.size - self.owed
+        self.owed += max(images, min(AHEAD * images, at_once)) if self.eager else images
+        while self.count < candidates and self.owed >= self.size:
+            p = predict(unpacked(self.held), self.count)
+            scores.append(float(information(p)) if np.isfinite(p).all() else -BROKEN)
+            self.owed, self.count = self.owed - self.size, self.count + 1
         if self.count == candidates:
             self.held, self.owed = None, 0  # nobody's images are kept longer than needed
         return scores
 
     def state(self, prefix: str) -> dict[str, Any]:
-        held = {} if self.held is None else {f"{prefix}held": packed(self.held)}
+        held = {} if self.held is None else {f"{prefix}held": self.held.copy()}
         return {
             f"{prefix}count": self.count,
-            f"{prefix}shown": self.shown,
             f"{prefix}owed": self.owed,
             f"{prefix}labels": self.labels.copy(),
-            f"{prefix}tally": self.tally.copy(),
             **held,
         }
 
@@ -114,23 +103,19 @@ class Trials:
         """Trials that go on from a state, or one sentence."""
         fields = {
             "count": Field(low=0, whole=True),
-            "shown": Field(low=0, whole=True),
-            "owed": Field(low=0, high=TOGETHER, whole=True),
+            "owed": Field(low=0, high=self.size, whole=True),
             "labels": Field(self.labels.shape, low=0),
-            "tally": Field(self.tally.shape, low=0, high=BROKEN * self.size**2),
         }
         if f"{prefix}held" in state:
             fields["held"] = IMAGES
         found = checked(state, fields, prefix)
         held = found.get("held", np.zeros(1))
-        too_much = found["tally"][1:].sum() > found["shown"] + 1e-3  # predictions of an image are one in sum
-        if too_much or found["shown"] >= self.size or not held.size or len(held) > self.size:
+        if not held.size or len(held) > self.size:
             raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
         new = Trials(self.size, self.least, self.classes, self.eager)
-        new.count, new.shown, new.owed = (int(found[name]) for name in ("count", "shown", "owed"))
-        new.labels, new.tally = found["labels"], found["tally"]
+        new.count, new.owed, new.labels = int(found["count"]), int(found["owed"]), found["labels"]
         if f"{prefix}held" in state:
-            new.held = unpacked(state[f"{prefix}held"])
+            new.held = packed(unpacked(state[f"{prefix}held"]))
         return new
 
 
@@ -142,4 +127,4 @@ def packed(images: NDArray[np.float32]) -> NDArray[Any]:
 
 def unpacked(stored: Any) -> NDArray[np.float32]:
     pixels = np.asarray(stored)
-    return (pixels / np.float32(255) if pixels.dtype == np.uint8 else pixels).astype(np.float32)
+    return (pixels / np.float32(255) if pixels.dtype == np.uint8 else pixels).astype(np.float32, copy=False)

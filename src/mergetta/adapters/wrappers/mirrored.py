@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from mergetta.adapters.base import ADAPTING, SETTLED, Adapter, Status, Wrapper
-from mergetta.arrays import Array, beside, to_numpy
+from mergetta.arrays import Array, array_namespace, beside, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.losses.probabilities import softmax
