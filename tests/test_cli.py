@@ -27,7 +27,7 @@ class Result(NamedTuple):
     stderr: str
 
 
-def mergetta(*arguments: object, cwd: Path | None = None) -> Result:
+def mergetta(*arguments: object, cwd: Path | None = None, columns: int = 200) -> Result:
     """Run the command in this process, as the installed script would."""
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -36,7 +36,7 @@ def mergetta(*arguments: object, cwd: Path | None = None) -> Result:
         contextlib.redirect_stderr(err),
     ):
         patch.setattr(sys, "argv", ["mergetta", *map(str, arguments)])
-        patch.setenv("COLUMNS", "200")
+        patch.setenv("COLUMNS", str(columns))
         if cwd:
             patch.chdir(cwd)
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from mergetta.cli import hub_token
 from mergetta.cli.hub_place import Blobs, Database, Folder, day, opened, settings_of
@@ -177,7 +177,9 @@ def audit(
         for entry in entries:
             typer.echo(json_format.dumps(dataclasses.asdict(entry)))
         return
-    table = Table("time", "who", "did", "to", "family", "why")
+    whole = [Column(name, no_wrap=True) for name in ("time", "to")]
+    who, did, family, why = (Column(name, overflow="fold") for name in ("who", "did", "family", "why"))
+    table = Table(whole[0], who, did, whole[1], family, why)
     for entry in entries:
         words = (entry.name, entry.action, entry.subject[:12], entry.family, entry.why)
         table.add_row(day(entry.time), *map(escape, words))

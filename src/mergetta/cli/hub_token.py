@@ -6,7 +6,7 @@ import dataclasses
 import json as json_format
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from mergetta.cli.hub_place import Blobs, Database, Folder, day, opened
+
+if TYPE_CHECKING:
+    from mergetta.hub.records import TokenRecord
 
 Called = Annotated[str, typer.Argument(help="Its name or its id, as `list` shows them, or how one of these begins.")]
 app = typer.Typer(help="Who may use the hub: create, list and revoke tokens.", no_args_is_help=True)
@@ -84,15 +87,27 @@ def list_tokens(
     if json:
         typer.echo(json_format.dumps([dataclasses.asdict(token) for token in tokens]))
         return
-    table = Table(*(Column(name, no_wrap=True) for name in ("id", "name", "role")),
-        "requests/s", "families", "device", "created", "last used", "approved", "ends", "revoked",
-    )  # fmt: skip
+    table = Table("id", "role", Column("name", overflow="fold"), Column("what else is known", overflow="fold"))
     for token in tokens:
-        rate = f"{token.rate:g}" if token.rate else "any"
-        scope = (", ".join(token.families or ["all"]), token.device or "any")
-        times = map(day, (token.created, token.last_used, token.approved, token.expires, token.revoked))
-        table.add_row(token.id, escape(token.name), token.role, rate, *map(escape, scope), *times)
+        table.add_row(token.id, token.role, escape(token.name), escape(known_of(token)))
     Console().print(table)
+
+
+def known_of(token: TokenRecord) -> str:
+    """What is not as it is for every token, so that a list fits into 80 columns."""
+    facts = {
+        "created": day(token.created),
+        "last used": day(token.last_used),
+        "approved": day(token.approved) if token.role == "contribute" else "",
+        "ends": day(token.expires),
+        "revoked": day(token.revoked),
+        "families": ", ".join(token.families or ()),
+        "registers": token.registers,
+        "device": token.device or "",
+        "requests/s": f"{token.rate:g}" if token.rate else "",
+    }
+    waits = token.role == "contribute" and token.approved is None
+    return "; ".join([*(f"{name} {fact}" for name, fact in facts.items() if fact), *["not approved"] * waits])
 
 
 @app.command("revoke")
