@@ -1,6 +1,8 @@
 """What bad contributors can do to a hub and to its devices, end to end in one process: store, builder, bundle, device.
 
-python scripts/attacks.py            # fashion-bn, severity 5, mean of fog, gaussian noise and pixelate; a few minutes
+python scripts/attacks.py                      # fashion-bn, severity 5, mean of three domains; 10 minutes
+python scripts/attacks.py --suite fashion-vit  # another family
+python scripts/attacks.py crafted              # rows whose name has this in it
 
 Honest experts are those of the 14 other domains, one contributor each unless told. Crafted ones raise the error on
 other images of the targets as far as the screening lets them: norm and direction of honest experts, as a whole and in
@@ -10,7 +12,7 @@ that of race-merge with its default settings, in batches of 64, over four orders
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mergetta import Bundle, Expert, MergettaError, RaceMerge, TorchRuntime, build_bundle, load_family
-from mergetta.bench.inputs import target_of, training_of
+from mergetta import Bundle, Expert, MergettaError, RaceMerge, TorchRuntime, build_bundle
+from mergetta.bench.inputs import family_of, target_of, training_of
 from mergetta.bench.pools import make_expert
 from mergetta.bench.store import Store as Results
 from mergetta.bench.store import default_cache
@@ -32,10 +34,17 @@ from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
 
-TARGETS = ("fog", "gaussian_noise", "pixelate")
-ORDERS = 4
-SUITE = load_suite("fashion-bn").restricted(samples=1000).model_copy(update={"expert_samples": 3000})
-RUNTIME = TorchRuntime(load_family("fashion-bn"))
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("wanted", nargs="?", default="", help="rows whose name has this in it")
+PARSER.add_argument("--suite", default="fashion-bn")
+PARSER.add_argument("--severity", type=int, default=5)
+PARSER.add_argument("--targets", nargs="+", default=["fog", "gaussian_noise", "pixelate"])
+PARSER.add_argument("--orders", type=int, default=4, help="of the images, for the device")
+OPTIONS = PARSER.parse_args()
+TARGETS = tuple(OPTIONS.targets)
+SUITE = load_suite(OPTIONS.suite).restricted(samples=1000, severity=OPTIONS.severity)
+SUITE = SUITE.model_copy(update={"expert_samples": 3000})
+RUNTIME = TorchRuntime(family_of(SUITE))
 BASE, NAMES = RUNTIME.groups, learnable(RUNTIME.groups)
 Upload = tuple[str, Expert]
 """A token, and what it uploads."""
@@ -89,6 +98,22 @@ class Attacker:
             steps_of = {n: t.grad.numpy() / max(float(t.grad.norm()), 1e-12) for n, t in tensors.items()}
             vector = self.allowed({n: vector[n] + self.longest[n] * steps_of[n] for n in NAMES}, cosine)
         return vector
+
+    def told_apart(self, count: int, cosine: float = 0.75) -> list[Expert]:
+        """As like the honest mean as honest ones; half of the rest is crafted, half is an honest expert's own, so that
+        they are hardly more like one another than others are.
+        """
+        crafted, found = self.craft(cosine), []
+        for i in range(count):
+            honest, mixed = task(self.honest[i % len(self.honest)]), {}
+            for name, part in crafted.items():
+                along = self.mean[name] / np.linalg.norm(self.mean[name])
+                aside, own = (vector - (vector @ along) * along for vector in (part, honest[name]))
+                own = own - (own @ aside) / max(float(aside @ aside), 1e-12) * aside
+                lengths = [max(float(np.linalg.norm(vector)), 1e-12) for vector in (aside, own)]
+                mixed[name] = aside / lengths[0] + own / lengths[1]
+            found.append(with_task(self.honest[i % len(self.honest)], self.allowed(mixed, cosine), f"evil-{i}"))
+        return found
 
     def uploads(self, count: int, vector: dict[str, np.ndarray]) -> list[Expert]:
         """All different, with the moments of honest experts."""
@@ -158,7 +183,20 @@ def attacks() -> Iterator[tuple[str, Attack, bool]]:
     yield "… all of them approved", lambda h, a, v: [each(h, "honest"), each(a.uploads(20, v), "evil")], True
     yield "slow drift by 3 tokens", lambda h, a, v: [each(h, "honest"), *drift(a, v)], True
     yield "own: 6 crafted, 6 tokens of 20", lambda h, a, v: [each(h, "honest"), each(a.uploads(6, v), "evil")], True
-    yield "own: the same, 3.4 × the median's length", lambda h, a, v: [
+    yield "own: 6 of 20, told apart from one another", lambda h, a, v: [
+        each(h, "honest"), each(a.told_apart(6), "evil")
+    ], True  # fmt: skip
+    yield "own: 9 of 23, as like the others as honest ones", lambda h, a, v: [
+        each(h, "honest"), each(a.uploads(9, a.craft(0.75)), "evil")
+    ], True  # fmt: skip
+    yield "own: 13 crafted, 13 tokens of 27", lambda h, a, v: [each(h, "honest"), each(a.uploads(13, v), "evil")], True
+    yield "own: 13 of 27, as like the others as honest ones", lambda h, a, v: [
+        each(h, "honest"), each(a.uploads(13, a.craft(0.75)), "evil")
+    ], True  # fmt: skip
+    yield "own: 13 of 27, told apart from one another", lambda h, a, v: [
+        each(h, "honest"), each(a.told_apart(13), "evil")
+    ], True  # fmt: skip
+    yield "own: 6 of 20, 3.4 × the median's length", lambda h, a, v: [
         each(h, "honest"), each(a.uploads(6, {n: np.float32(2) * p for n, p in v.items()}), "evil")
     ], True  # fmt: skip
     yield "own: 50 by one token, as like the others as honest ones", lambda h, a, v: [
@@ -205,7 +243,7 @@ def errors(bundle: Bundle, target: str) -> tuple[float, float]:
     domain, merged = target_of(SUITE, target), bundle.merge()
     wrong = [np.argmax(RUNTIME(x, merged).logits, 1) != y for x, y in domain.stream(0, 200)]
     online = []
-    for order in range(ORDERS):
+    for order in range(OPTIONS.orders):
         adapter = RaceMerge(RUNTIME, bundle)
         online += [np.argmax(adapter.predict(x), 1) != y for x, y in domain.stream(order, 64)]
     return 100 * float(np.concatenate(wrong).mean()), 100 * float(np.concatenate(online).mean())
@@ -230,7 +268,7 @@ def false_base(honest: Sequence[Expert]) -> str:
     return f"| false base | 0 / {len(honest)} | refused by clients and by devices | – | – |"
 
 
-def main(wanted: str = "") -> None:
+def main() -> None:
     results = Results(Path(default_cache()))
     experts = {domain: make_expert(SUITE, "roid", domain, 0, results) for domain in SUITE.domains}
     plain = [
@@ -239,7 +277,7 @@ def main(wanted: str = "") -> None:
         ])))
         for target in TARGETS
     ]  # fmt: skip
-    print(f"source model: {np.mean(plain):.1f}")
+    print(f"source model: {np.mean(plain):.1f}", flush=True)
     pools = {target: [e for domain, e in experts.items() if domain != target] for target in TARGETS}
     attackers = {target: Attacker(pool) for target, pool in pools.items()}
     crafted = {target: attacker.craft() for target, attacker in attackers.items()}
@@ -247,7 +285,7 @@ def main(wanted: str = "") -> None:
     print("|---|---|---|---:|---:|")
     print(false_base(pools[TARGETS[0]]))
     for name, attack, is_open in attacks():
-        if wanted not in name:
+        if OPTIONS.wanted not in name:
             continue
         found = []
         for target in TARGETS:
@@ -260,4 +298,4 @@ def main(wanted: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

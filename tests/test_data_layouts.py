@@ -255,7 +255,7 @@ class TestCifarC:
             CifarC(cifar).domain("fog", 1)
 
     def test_more_errors(self, cifar: Path, tmp_path: Path) -> None:
-        with pytest.raises(MergettaError, match="has 8 images per domain, not 9"):
+        with pytest.raises(MergettaError, match="has 8 images, not 9"):
             CifarC(cifar).domain("spatter", 1, samples=9)
         with pytest.raises(MergettaError, match="severity must be 1 to 5"):
             CifarC(cifar).domain("spatter", 6)
@@ -288,7 +288,7 @@ class TestImagenetC:
         assert source.clean(1) is None
         drawn = [source.domain("shot_noise", 5, samples=n).labels.tolist() for n in (2, 3)]
         assert drawn[1][:2] == drawn[0]
-        with pytest.raises(MergettaError, match="has 3 images per domain, not 4"):
+        with pytest.raises(MergettaError, match="has 3 images, not 4"):
             source.domain("shot_noise", 5, samples=4)
 
     def test_subset_is_named(self, tmp_path: Path) -> None:

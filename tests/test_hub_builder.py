@@ -13,14 +13,14 @@ from mergetta import Bundle, Expert, build_bundle
 from mergetta.groups import learnable
 from mergetta.hub import newcomers
 from mergetta.hub.builder import Builder
-from mergetta.hub.held_pool import EXACT
+from mergetta.hub.held_pool import EXACT, HeldPool
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, Variant
 from mergetta.hub.settings import HubSettings, Limits
 from mergetta.hub.state import Hub
 from mergetta.hub.store import Store
 from mergetta.hub.store.storage import NotThere, Unavailable
 
-from .hub_parts import BASE, FAMILY, expert_of, family_file, honest, task_vector
+from .hub_parts import BASE, FAMILY, SHARED, expert_of, family_file, honest, task_vector
 
 OTHER = "later-0123456789abcdef"
 
@@ -108,6 +108,32 @@ class TestWeights:
         shop.store.decide(long, RETIRED, "")
         shop.build()
         assert_merged(shop.bundle(), [honest(seed) for seed in range(5)], [f"t{seed}" for seed in range(5)])
+
+    def test_a_minority_that_agrees_counts_less(self, shop: Workshop) -> None:
+        """Nothing about each of them is odd; as soon as they are gone, everybody counts the same again."""
+        seeds = range(16)
+        for seed in seeds:
+            shop.upload(honest(seed), f"t{seed:02}")
+        shop.build()
+        aside = 0.1 * np.random.default_rng(77).normal(size=SHARED.size)
+        evil = [shop.upload(expert_of(0.04 * SHARED + 1.2 * aside + 1e-3 * i), f"evil{i}") for i in range(5)]
+        shop.build()
+        held = shop.builder._held[FAMILY]
+        assert shop.store.counts(FAMILY) == {ACTIVE: 21}
+        assert {f"evil{i}" for i in range(5)} <= set(held.less) and max(held.less[f"evil{i}"] for i in range(5)) <= 0.5
+        assert len(held.less) < 10 and held.weights["evil0"] == held.less["evil0"]
+        anew = HeldPool(shop.store, held.settings, held.family, held.file, lambda: None)
+        anew.catch_up(held.family)
+        for name, vector in anew.bundle([])[0].merge().items():
+            np.testing.assert_allclose(shop.bundle().merge()[name], vector, atol=1e-5)
+        for expert in evil:
+            shop.store.decide(expert, RETIRED, "")
+        shop.build()
+        assert held.less == {}
+        experts, tokens = [honest(seed) for seed in seeds], [f"t{seed:02}" for seed in seeds]
+        wanted = build_bundle(BASE, experts, initial=1.4 / len(experts), family=FAMILY, contributors=tokens).merge()
+        for name, vector in shop.bundle().merge().items():
+            np.testing.assert_allclose(vector, wanted[name], atol=1e-5)
 
     def test_fifty_evil_uploads_are_one_voice(self, shop: Workshop) -> None:
         for seed in range(6):

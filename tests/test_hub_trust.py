@@ -13,6 +13,7 @@ from mergetta.hub import limits
 from mergetta.hub.access import COOKIE
 from mergetta.hub.frame import LARGEST_JSON
 from mergetta.hub.limits import Gate
+from mergetta.hub.settings import Limits
 from mergetta.hub.signing import Signer
 
 from .fleet import BUNDLE, EXPERTS, Fleet
@@ -58,6 +59,19 @@ class TestTrust:
             assert fleet.call("PUT", f"/v1/families/{FAMILY}", "admin", content=data).status_code == 200
             assert fleet.call("GET", f"/v1/families/{FAMILY}/file", "contribute").content == data
 
+    def test_a_contributor_registers_so_many_families(self, tmp_path: Path) -> None:
+        fleet = Fleet(tmp_path, open=True, limits=Limits(families_per_token=2))
+        with fleet.client:
+
+            def register(name: str, role: str = "contribute") -> int:
+                data = family_file(name).to_bytes()
+                return int(fleet.call("PUT", f"/v1/families/{name}", role, content=data).status_code)
+
+            assert [register(name) for name in ("one", "two", "one", "three")] == [201, 201, 200, 403]
+            assert [register(name, "admin") for name in ("three", "four", "five")] == [201, 201, 201]
+            assert fleet.call("DELETE", "/v1/families/one", "admin").status_code == 204
+            assert [register(name) for name in ("six", "seven")] == [201, 403]
+
     def test_a_token_is_approved(self, tmp_path: Path) -> None:
         fleet = Fleet(tmp_path, open=False)
         with fleet.client:
@@ -91,6 +105,8 @@ class TestTrust:
         assert odd["token"] and pool.call("GET", f"/v1/experts/{others}", "contribute").json()["token"] == ""
         assert pool.call("GET", f"/v1/families/{FAMILY}/similarity", "contribute").json()["cosines"] == []
         assert pool.call("GET", f"/v1/experts/{odd['id']}").json()["norm"] > 0
+        told = {role: pool.call("GET", f"{BUNDLE}/summary", role).json()["summary"] for role in ("contribute", "admin")}
+        assert "counts_less" not in told["contribute"] and told["admin"]["counts_less"] == {}
 
     def test_leaving_out_gives_no_single_expert_away(self, tmp_path: Path) -> None:
         fleet = Fleet(tmp_path, open=False)

@@ -176,7 +176,9 @@ def audit(
         for entry in entries:
             typer.echo(json_format.dumps(dataclasses.asdict(entry)))
         return
-    table = Table(*(Column(name, overflow="fold") for name in ("time", "who", "did", "to", "family", "why")))
+    whole = [Column(name, no_wrap=True) for name in ("time", "to")]
+    who, did, family, why = (Column(name, overflow="fold") for name in ("who", "did", "family", "why"))
+    table = Table(whole[0], who, did, whole[1], family, why)
     for entry in entries:
         words = (entry.name, entry.action, entry.subject[:12], entry.family, entry.why)
         table.add_row(day(entry.time), *map(escape, words))

@@ -87,27 +87,27 @@ def list_tokens(
     if json:
         typer.echo(json_format.dumps([dataclasses.asdict(token) for token in tokens]))
         return
-    table = Table()
-    for name in ("id", "name", "role", "last used", "state", "only"):
-        table.add_column(name, no_wrap=name in ("id", "role", "last used"), overflow="fold")
+    table = Table("id", "role", Column("name", overflow="fold"), Column("what else is known", overflow="fold"))
     for token in tokens:
-        used = day(token.last_used)[:10] or "never"
-        table.add_row(token.id, escape(token.name), token.role, used, state_of(token), escape(limits_of(token)))
+        table.add_row(token.id, token.role, escape(token.name), escape(known_of(token)))
     Console().print(table)
 
 
-def state_of(token: TokenRecord) -> str:
-    """Whether it is taken, and how long."""
-    if token.revoked:
-        return f"revoked {day(token.revoked)}"
-    waits = "waits for approval" if token.role == "contribute" and not token.approved else "valid"
-    return f"{waits} until {day(token.expires)}" if token.expires else waits
-
-
-def limits_of(token: TokenRecord) -> str:
-    """What it is held to."""
-    rate = [f"{token.rate:g} requests/s"] if token.rate else []
-    return ", ".join([*rate, *(token.families or ()), *([f"device {token.device}"] if token.device else ())])
+def known_of(token: TokenRecord) -> str:
+    """What is not as it is for every token, so that a list fits into 80 columns."""
+    facts = {
+        "created": day(token.created),
+        "last used": day(token.last_used),
+        "approved": day(token.approved) if token.role == "contribute" else "",
+        "ends": day(token.expires),
+        "revoked": day(token.revoked),
+        "families": ", ".join(token.families or ()),
+        "registers": token.registers,
+        "device": token.device or "",
+        "requests/s": f"{token.rate:g}" if token.rate else "",
+    }
+    waits = token.role == "contribute" and token.approved is None
+    return "; ".join([*(f"{name} {fact}" for name, fact in facts.items() if fact), *["not approved"] * waits])
 
 
 @app.command("revoke")

@@ -14,9 +14,9 @@ from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
 from mergetta.groups import learnable
-from mergetta.hub.newcomers import YARDSTICK
+from mergetta.hub.influence import influences, share, usual_length
+from mergetta.hub.newcomers import RESCREEN
 from mergetta.hub.records import ACTIVE, FamilyRecord, Variant
-from mergetta.hub.screening import usual_length
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
 from mergetta.hub.store.storage import Unavailable
@@ -27,9 +27,6 @@ log = logging.getLogger("mergetta.hub")
 EXACT = 64
 """Experts of one contributor up to which their weights are exact. Of more they are right within an eighth, so that one
 more expert does not cost more and more."""
-LONGEST = 1.2
-"""Task vectors are shortened to so many times the usual length (norm bounding; Sun et al. 2019, Can you really backdoor
-federated learning?): nobody gains by being long."""
 DRIFT = 1e-9
 """Rounding in a pool, relative to what it holds, above which it is summed anew."""
 CHUNK = 256
@@ -49,11 +46,6 @@ class Entry(NamedTuple):
         return self.domain in variant.domains or (variant.token is not None and self.token == variant.token)
 
 
-def share(norm: float, usual: float) -> float:
-    """How much of a task vector is merged; all of it where there is no usual length."""
-    return LONGEST * usual / norm if 0 < LONGEST * usual < norm else 1.0
-
-
 @dataclass
 class HeldPool:
     """Which experts are in a family's pool, with what weight; `keep_on` tells other hubs that this one is at work."""
@@ -66,7 +58,9 @@ class HeldPool:
     keep_on: Callable[[], object]
     entries: dict[str, Entry] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
-    """Of each contributor's experts: one, shared."""
+    """Of each contributor's experts: what it counts, shared among them."""
+    less: dict[str, float] = field(default_factory=dict)
+    """What contributors count, where it is less than the 1 of all others."""
     synced: int = 0
     """The generation up to which changes have been applied."""
 
@@ -82,7 +76,8 @@ class HeldPool:
         """
         self.family = family
         changed = {e.id: e for e in self.store.experts(family.id, revision=self.synced)}
-        usual = usual_length(self.store.voices(family.id, YARDSTICK)) if self.settings.screen else 0.0
+        voices = self.store.voices(family.id, RESCREEN) if self.settings.screen else []
+        usual = usual_length(voices)
         again = {name: e._replace(length=share(e.norm, usual)) for name, e in self.entries.items()}
         again = {name: e for name, e in again.items() if e != self.entries[name]}
         out = {name for name in self.entries if name in changed and changed[name].state != ACTIVE}
@@ -96,6 +91,7 @@ class HeldPool:
         for e in changed.values():
             if e.state == ACTIVE and e.id not in self.entries:
                 missing[e.id] = Entry(e.domain, e.method, e.token, e.norm, share(e.norm, usual))
+        self.less = {token: weight for token, weight in influences(voices, usual).items() if weight < 1}
         self._reweigh(missing)
         for i in range(0, len(missing), CHUNK):
             self._add(dict(list(missing.items())[i : i + CHUNK]))
@@ -107,8 +103,9 @@ class HeldPool:
         numbers = Counter(entry.token for entry in (*self.entries.values(), *missing.values()))
         before, self.weights = self.weights, {}
         for token, number in numbers.items():
-            exact = number <= EXACT or abs(number * before.get(token, 0.0) - 1) > 1 / 8
-            self.weights[token] = 1 / number if exact else before[token]
+            weight = self.less.get(token, 1.0) / number
+            exact = number <= EXACT or abs(before.get(token, 0.0) / weight - 1) > 1 / 8
+            self.weights[token] = weight if exact else before[token]
         others: dict[str, list[str]] = {}
         for name, entry in self.entries.items():
             if self.weights[entry.token] != before[entry.token]:
@@ -175,6 +172,7 @@ class HeldPool:
         return bundle, {
             "experts": count,
             "contributors": contributors,
+            "counts_less": self.less,
             "domains": len(domains),
             "ranks": {name: len(basis) for name, basis in bundle.basis.items()},
             "energy": self.pool.energy_kept(bundle),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mergetta.family_file import FamilyFile
+from mergetta.hub.influence import influences, usual_length
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, FamilyRecord
 from mergetta.hub.screening import fair, layout, screen
 from mergetta.hub.settings import HubSettings
@@ -12,6 +13,8 @@ YARDSTICK = 256
 """Most experts that others are compared with: of each contributor one, before there is a second of any."""
 RESCREEN = 1000
 """Pools up to this size are screened as a whole again: what was odd among six may be usual among twenty."""
+FAINT = 0.25
+"""Contributors that count no more than this in a merge have no voice: they pull aside what is usual."""
 
 
 def judge_newcomers(store: Store, settings: HubSettings, family: FamilyRecord, file: FamilyFile) -> None:
@@ -25,7 +28,10 @@ def judge_newcomers(store: Store, settings: HubSettings, family: FamilyRecord, f
         voices = [*(e for e in found if e.decided and e.state != QUARANTINED), *suspects]
     else:
         voices = store.voices(family.id, YARDSTICK)
-    reasons = screen(fair(voices, YARDSTICK), suspects, layout(file.base)) if settings.screen else {}
+    voices = fair(voices, YARDSTICK)
+    counts_for = influences(voices, usual_length(voices))
+    voices = [e for e in voices if e.decided or counts_for.get(e.token, 1.0) > FAINT]
+    reasons = screen(voices, suspects, layout(file.base)) if settings.screen else {}
     verdict = {e.id: (QUARANTINED, reasons[e.id]) if e.id in reasons else (ACTIVE, "") for e in suspects}
     changed = {e.id: verdict[e.id] for e in suspects if (e.state, e.reason) != verdict[e.id]}
     if changed:

@@ -121,9 +121,12 @@ class DeviceRecord:
 
 @dataclass(frozen=True)
 class AuditRecord:
+    """One line of who did what."""
+
     number: int
     time: float
     actor: str
+    """A token's id, `command line` or `screening`."""
     name: str
     """Of the token that acted, for people."""
     action: str

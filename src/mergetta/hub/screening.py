@@ -101,24 +101,16 @@ def similarities(sketches: Sequence[bytes]) -> Vector:
 
 
 def fair(experts: Sequence[ExpertRecord], most: int) -> list[ExpertRecord]:
-    """At most so many: of each contributor the latest, before there is a second of any."""
+    """At most so many: of each contributor the latest, before there is a second of any.
+
+    Ids of tokens, which are random, decide between contributors: nobody can crowd out the others by being new.
+    """
     held: Counter[str] = Counter()
     ranks = []
     for expert in sorted(experts, key=lambda expert: -expert.created):
         ranks.append((held[expert.token], expert))
         held[expert.token] += 1
-    return [expert for _, expert in sorted(ranks, key=lambda entry: entry[0])[:most]]
-
-
-def usual_length(experts: Sequence[ExpertRecord]) -> float:
-    """Of task vectors: the median of the contributors' medians, rounded to a power of 1.1, so that few newcomers change
-    it; 0 of none.
-    """
-    of: dict[str, list[float]] = {}
-    for expert in experts:
-        of.setdefault(expert.token, []).append(expert.norm)
-    usual = float(middle(np.array([np.median(norms) for norms in of.values()]))) if of else 0.0
-    return float(1.1 ** np.round(np.log(usual) / np.log(1.1))) if usual > 0 else 0.0
+    return [expert for _, expert in sorted(ranks, key=lambda entry: (entry[0], entry[1].token))[:most]]
 
 
 def middle(values: Vector) -> Vector:

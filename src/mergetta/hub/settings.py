@@ -35,6 +35,8 @@ class Limits(BaseModel):
 
     experts_per_token: Annotated[int, Field(ge=1)] = 500
     """Of one family; those that have retired count while their content is kept."""
+    families_per_token: Annotated[int, Field(ge=1)] = 20
+    """That it has registered, which only administrators may do without a limit."""
     devices_per_token: Annotated[int, Field(ge=1)] = 10_000
     """Of one family."""
     variants_per_token: Annotated[int, Field(ge=1)] = 20

@@ -168,18 +168,3 @@ class Status(BaseModel):
 
 class Taken(BaseModel):
     taken: int
-
-
-class AuditShape(BaseModel):
-    """One line of who did what."""
-
-    number: int
-    time: float
-    actor: str
-    """A token's id, `command line` or `screening`."""
-    name: str
-    """The name of that token."""
-    action: str
-    subject: str
-    family: str
-    why: str

@@ -33,8 +33,10 @@ BUILDING: dict[int | str, dict[str, Any]] = {
 FOR_EVER = "max-age=31536000, immutable"
 
 
-def bundle_shape(bundle: BundleRecord) -> BundleShape:
-    return BundleShape(**{name: getattr(bundle, name) for name in BundleShape.model_fields})
+def bundle_shape(bundle: BundleRecord, token: TokenRecord) -> BundleShape:
+    """Who counts less than others is for administrators: whoever knew could find out what just passes."""
+    told = {key: value for key, value in bundle.summary.items() if key != "counts_less" or token.role == ADMIN}
+    return BundleShape(**{**{name: getattr(bundle, name) for name in BundleShape.model_fields}, "summary": told})
 
 
 @readers.get(
@@ -161,14 +163,14 @@ def get_bundle_summary(family: FamilyName, hub: TheHub, token: Anyone) -> Bundle
     current = hub.store.current(family, Variant())
     if current is None:
         raise HTTPException(404, f"The family {family!r} has no experts to merge yet.")
-    return bundle_shape(current)
+    return bundle_shape(current, token)
 
 
 @router.get("/families/{family}/bundles", responses=MISSING)
 def list_bundles(family: FamilyName, hub: TheHub, token: Anyone) -> list[BundleShape]:
     """The bundles so far, oldest first."""
     hub.store.family(family)
-    return [bundle_shape(bundle) for bundle in hub.store.history(family)]
+    return [bundle_shape(bundle, token) for bundle in hub.store.history(family)]
 
 
 @readers.get("/blobs/{digest}", responses={**MISSING, 200: BYTES}, response_class=Response)

@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query
 
 from mergetta.hub.api.parts import MISSING, Administrator, TheHub, Whole, guarded
-from mergetta.hub.shapes import AuditShape, Key, Problem, Status
+from mergetta.hub.records import AuditRecord
+from mergetta.hub.shapes import Key, Problem, Status
 
 open_routes = APIRouter(prefix="/v1", tags=["hub"])
 router = guarded("hub")
@@ -43,6 +44,6 @@ def list_audit(
     token: Administrator,
     before: Annotated[int | None, Query(ge=0, lt=2**62), Whole] = None,
     limit: Annotated[int, Query(ge=1, le=1000), Whole] = 200,
-) -> list[AuditShape]:
+) -> list[AuditRecord]:
     """Who did what, the latest first; those before an entry's number."""
-    return [AuditShape(**vars(entry)) for entry in hub.store.audit(limit, before)]
+    return hub.store.audit(limit, before)

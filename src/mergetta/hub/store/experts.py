@@ -54,11 +54,13 @@ class ExpertStore(AuditStore):
         return [record(ExpertRecord, row) for row in reversed(rows)]
 
     def voices(self, family: str, most: int) -> list[ExpertRecord]:
-        """Active experts: the latest of each token, before there is a second of any."""
-        mine = sa.select(experts.c.id, experts.c.created).where(experts.c.family == family, experts.c.state == ACTIVE)
+        """Active experts: the latest of each token, before there is a second of any. Of too many tokens those whose
+        ids come first, which are random: nobody can crowd out the others by being new.
+        """
+        mine = sa.select(experts.c.id, experts.c.token).where(experts.c.family == family, experts.c.state == ACTIVE)
         rank = sa.func.row_number().over(partition_by=experts.c.token, order_by=experts.c.created.desc())
         ranked = mine.add_columns(rank.label("rank")).subquery()
-        chosen = sa.select(ranked.c.id).order_by(ranked.c.rank, ranked.c.created.desc()).limit(most)
+        chosen = sa.select(ranked.c.id).order_by(ranked.c.rank, ranked.c.token).limit(most)
         with reachable(), self.database.read() as connection:
             rows = connection.execute(sa.select(experts).where(experts.c.id.in_(chosen))).all()
         return [record(ExpertRecord, row) for row in rows]

@@ -9,15 +9,19 @@ from sqlalchemy.exc import IntegrityError
 
 from mergetta.errors import MergettaError
 from mergetta.family_file import FamilyFile
-from mergetta.hub.records import FamilyRecord
+from mergetta.hub.records import CONTRIBUTE, FamilyRecord
+from mergetta.hub.settings import Limits
 from mergetta.hub.store.audit import COMMAND_LINE, AuditStore
 from mergetta.hub.store.blobs import digest_of
-from mergetta.hub.store.schema import bundles, devices, experts, families, reports, variants
-from mergetta.hub.store.storage import Conflict, reachable, record, unknown
+from mergetta.hub.store.schema import audit, bundles, devices, experts, families, reports, tokens, variants
+from mergetta.hub.store.storage import Conflict, Refused, reachable, record, unknown
 from mergetta.hub.validation import check_family
+
+REGISTER = "register family"
 
 
 class FamilyStore(AuditStore):
+    limits: Limits
     pool_memory: int
     """Families whose scatter matrices exceed so many bytes are refused."""
 
@@ -33,6 +37,8 @@ class FamilyStore(AuditStore):
                 raise Conflict(f"The family {family!r} is registered with other contents.")
             self.put_blob(data)  # it may have been lost or damaged
             return False
+        with reachable(), self.database.read() as connection:
+            self._admit_family(connection, by)  # before anything is written
         row = {
             "id": family, "blob": self.put_blob(data), "note": file.note, "preprocessing": dict(file.preprocessing),
             "groups": len(file.base), "parameters": sum(v.size for v in file.base.values()),
@@ -41,11 +47,23 @@ class FamilyStore(AuditStore):
         with reachable():
             try:
                 with self.database.write() as connection:
+                    self._admit_family(connection, by)
                     connection.execute(families.insert().values(row))
-                    self._note(connection, by, "register family", family, family)
+                    self._note(connection, by, REGISTER, family, family)
                 return True
             except IntegrityError:  # somebody else was quicker
                 return self.put_family(data, family, by)
+
+    def _admit_family(self, connection: sa.Connection, by: str) -> None:
+        """`Refused` to a contributor that has registered as many as it may; those that were deleted do not count."""
+        role = sa.select(tokens.c.role).where(tokens.c.id == by).with_for_update(read=True)
+        if connection.execute(role).scalar() != CONTRIBUTE:
+            return
+        mine = (audit.c.actor == by, audit.c.action == REGISTER)
+        held = sa.select(sa.func.count()).where(families.c.id.in_(sa.select(audit.c.subject).where(*mine)))
+        if connection.execute(held).scalar_one() >= self.limits.families_per_token:
+            most = self.limits.families_per_token
+            raise Refused(f"This token has registered {most} families, as many as it may; an administrator may more.")
 
     def _family(self, family: str) -> FamilyRecord | None:
         with reachable(), self.database.read() as connection:

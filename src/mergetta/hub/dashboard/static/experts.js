@@ -17,15 +17,16 @@ byId("expert-state").addEventListener("change", () => redraw());
 
 export async function load(family) {
   const experts = await getExperts(family.id, SHOWN);
+  const bundle = family.bundle ? await get("families", family.id, "bundle", "summary") : null;
   const mark = JSON.stringify([family.id, experts.map((expert) => [expert.id, expert.state])]);
   if (map.mark !== mark) map = { mark, similarity: await get("families", family.id, "similarity") };
-  return { experts, similarity: map.similarity };
+  return { experts, similarity: map.similarity, less: bundle?.summary.counts_less };
 }
 
-export function draw({ experts, similarity }, context) {
+export function draw({ experts, similarity, less }, context) {
   const { family } = context;
   selection.show(experts, context);
-  fillTable("contributor-table", contributors(experts), (each) => each.token, (each) => contributorCells(each, context));
+  fillTable("contributor-table", contributors(experts, less), (each) => each.token, (each) => contributorCells(each, context));
   redraw = () => drawTable(experts, family);
   showFilled("experts", experts.length > 0);
   redraw();
@@ -57,21 +58,21 @@ function expertCells(expert) {
   ];
 }
 
-// Of the experts shown: who has sent how many, the largest share first.
-function contributors(experts) {
+// Of the experts shown: who has sent how many, and counts how much in the merge, which is for administrators to know.
+function contributors(experts, less) {
   const found = new Map();
   for (const expert of experts) {
     const { token, state, created, waits } = expert;
     const known = found.get(token) ?? { token, name: uploaderOf(expert), active: 0, pending: 0, quarantined: 0, retired: 0, waits: false };
     found.set(token, { ...known, [state]: known[state] + 1, last: created, waits: known.waits || waits });
   }
-  const active = experts.filter(({ state }) => state === "active").length;
-  return [...found.values()].map((each) => ({ ...each, share: active ? each.active / active : 0 })).sort((a, b) => b.active - a.active);
+  const weight = ({ token, active }) => (less === undefined ? null : active ? (less[token] ?? 1) : 0);
+  return [...found.values()].map((each) => ({ ...each, weight: weight(each) })).sort((a, b) => b.active - a.active);
 }
 
 function contributorCells(contributor, context) {
-  const { name, active, share, pending, quarantined, retired, last, waits } = contributor;
-  const numbers = [count(active), `${Math.round(100 * share)} %`, count(pending), count(quarantined), count(retired)];
+  const { name, active, weight, pending, quarantined, retired, last, waits } = contributor;
+  const numbers = [count(active), number(weight), count(pending), count(quarantined), count(retired)];
   const approval = waits && mayDecide ? approvalButton(contributor, context) : waits ? "waits for an administrator" : "";
   return [cell(name, "name"), ...numbers.map(numberCell), cell(time(last), "short"), cell(approval, "short")];
 }
