@@ -232,17 +232,17 @@ class TestDuels:
     def test_who_wins_stays(self, bundle: Bundle) -> None:
         subject, model = refinement(bundle), Model(bundle)
         self.play(subject, model, True, QUICK.warm + QUICK.block)
-        assert subject.lost == 0 and not subject.tally.any()
+        assert subject.duel.lost == 0 and not subject.duel.tally.any()
         assert subject.point.any()
-        np.testing.assert_array_equal(subject.best, subject.point)
+        np.testing.assert_array_equal(subject.duel.best, subject.point)
 
     def test_who_loses_goes_back_and_gives_up_in_the_end(self, bundle: Bundle) -> None:
         subject, model = refinement(bundle), Model(bundle)
         self.play(subject, model, False, QUICK.warm + QUICK.block)
-        assert (subject.lost, subject.over) == (1, False)
+        assert (subject.duel.lost, subject.over) == (1, False)
         assert not subject.point.any()
         self.play(subject, model, False, QUICK.block)
-        assert (subject.lost, subject.over) == (2, True)
+        assert (subject.duel.lost, subject.over) == (2, True)
         assert not subject.point.any() and not subject.held
 
     def test_it_is_over_after_the_last_block(self, bundle: Bundle) -> None:
@@ -258,7 +258,7 @@ class TestDuels:
         self.play(subject, model, True, QUICK.warm + QUICK.block - QUICK.duel)
         point = subject.point
         self.play(subject, model, True, 1)
-        assert subject.point is point and subject.tally.all(axis=1).any()
+        assert subject.point is point and subject.duel.tally.all(axis=1).any()
 
 
 class TestState:

@@ -325,8 +325,8 @@ class RaceMerge(Adapter):
         race, visit = self.race.restored(state), self.visit.restored(state, self.classes, channels)
         refinement = self.refinement.restored(state, "refinement.")
         if self.normalise.moments is not None:
-            if refinement.kept or (refinement.steps and not refinement.over):  # who loses a duel gets them back
-                self.normalise.moments.check(refinement.kept)
+            if refinement.duel.moments or (refinement.steps and not refinement.over):  # who loses a duel gets them back
+                self.normalise.moments.check(refinement.duel.moments)
             self.normalise.moments.restore(state)
         self.race, self.visit, self.refinement = race, visit, refinement
         self.fallbacks = int(found["fallbacks"])

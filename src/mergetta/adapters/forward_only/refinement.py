@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.adapters.base import part
-from mergetta.adapters.forward_only.trials import BROKEN, IMAGES, packed, unpacked
+from mergetta.adapters.forward_only.duel import Duel
+from mergetta.adapters.forward_only.trials import IMAGES, packed, unpacked
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector, learnable
-from mergetta.losses.information import entropy_of
 from mergetta.losses.probabilities import softmax
 from mergetta.losses.roid import likelihood_ratio_slope, sample_weights
 from mergetta.losses.views import colour_and_geometry
@@ -32,6 +31,8 @@ LARGEST = 2**20
 """Numbers that the Jacobian has at most, or one for each class and coordinate: with more classes, several share one."""
 LEAST = -1e30
 """No logit is less: of a class that is ruled out it may be −∞, which no state can hold."""
+VECTORS = ("point", "mean", "square", "average")
+"""What a state keeps of a refinement as it is."""
 FARTHEST = 1000.0
 """No coordinate is larger: that is beyond all steps together."""
 
@@ -110,21 +111,21 @@ class Refinement:
         """ROID's running mean of the predictions."""
         self.steps = 0
         """Sets of images that were taken in."""
-        self.best, self.lost = self.point, 0
-        """The point to go back to, and how many duels were lost in all."""
+        self.duel = Duel(self.point, classes, FARTHEST)
+        """With the best point so far, to go back to."""
         self.idle = 0
         """Sets in a row that did not look mixed."""
-        self.tally = np.zeros((2, 1 + classes))
-        """Of the point and of the best one in the duel: sums of entropies and of predictions."""
-        self.kept: dict[str, Any] = {}
-        """The moments of the best point."""
         self.held: list[NDArray[np.float32]] = []
         self.logits: list[NDArray[np.float64]] = []
 
     @property
     def over(self) -> bool:
         chosen = self.settings
-        return self.lost >= chosen.failures or self.steps >= chosen.warm + chosen.blocks * chosen.block or not self.size
+        return (
+            self.duel.lost >= chosen.failures
+            or self.steps >= chosen.warm + chosen.blocks * chosen.block
+            or not self.size
+        )
 
     def moved(self, point: Vector | None = None) -> dict[str, Vector]:
         """What is added to the groups."""
@@ -150,7 +151,7 @@ class Refinement:
         `forward` normalises as the stream does (with `moments`), `alone` with the statistics of the images themselves.
         """
         if moments is not None and not self.steps:
-            self.kept = moments.state()
+            self.duel.moments = moments.state()
         images, logits = np.asarray(images, dtype=np.float32), np.maximum(logits, LEAST).astype(np.float64)
         if self.held and self.held[0].shape[1:] != images.shape[1:]:
             self.held, self.logits = [], []
@@ -171,7 +172,7 @@ class Refinement:
                 self.idle += 1
                 if self.idle >= self.settings.block:
                     self._go_back(moments)
-                    self.lost = self.settings.failures  # classes are no longer mixed: it may rest
+                    self.duel.lost = self.settings.failures  # classes are no longer mixed: it may rest
 
     def _take(
         self,
@@ -187,7 +188,10 @@ class Refinement:
         within = (self.steps - chosen.warm) % chosen.block
         self.steps += 1
         if self.steps > chosen.warm and within >= chosen.block - chosen.duel:
-            self._duel(images, alone, moments, within == chosen.block - 1)
+            self.duel.show(self.point, lambda point: alone(images, self.moved(point)))
+            last = within == chosen.block - 1
+            if last and not self.duel.won(self.point, chosen.gain, moments):
+                self._go_back(moments)
             return
         gradient = self._gradient(images, logits, forward, start)
         if gradient is not None and np.isfinite(gradient).all():
@@ -214,27 +218,11 @@ class Refinement:
         apart = softmax(seen) - softmax(logits[keep])
         return gradient + self.jacobian.gradient(seen.argmax(axis=1) % self.cells, weights[keep] * apart)
 
-    def _duel(self, images: NDArray[Any], alone: Forward, moments: DomainMoments | None, last: bool) -> None:
-        """A set of images for both points; after the last one, who is better stays."""
-        for row, point in enumerate((self.point, self.best)):
-            p = softmax(alone(images, self.moved(point)).astype(np.float64))
-            entropies = entropy_of(p).sum() if np.isfinite(p).all() else BROKEN * len(p)
-            self.tally[row] += np.append(entropies, np.nan_to_num(p, nan=1 / self.classes).sum(axis=0))
-        if not last:
-            return
-        here, best = (entropy_of(row[1:] / row[1:].sum()) - row[0] / row[1:].sum() for row in self.tally)
-        self.tally = np.zeros_like(self.tally)
-        if here > best + self.settings.gain:
-            self.best, self.kept = self.point, {} if moments is None else moments.state()
-        else:
-            self._go_back(moments)
-            self.lost += 1
-
     def _go_back(self, moments: DomainMoments | None) -> None:
         """To the best point so far, with the moments that belong to it."""
-        self.point, self.mean = self.best, np.zeros_like(self.mean)
+        self.point, self.mean = self.duel.best, np.zeros_like(self.mean)
         if moments is not None:
-            moments.restore(self.kept)
+            moments.restore(self.duel.moments)
 
     def _move(self, gradient: Vector, step: int) -> None:
         """Adam (Kingma and Ba 2015), and the pull."""
@@ -242,45 +230,42 @@ class Refinement:
         self.mean = chosen.momentum * self.mean + (1 - chosen.momentum) * gradient
         self.square = 0.999 * self.square + 0.001 * gradient**2
         scale = np.sqrt(self.square / (1 - 0.999**step)) + 1e-8
-        moved = self.point - chosen.lr * 0.5**self.lost * self.mean / (1 - chosen.momentum**step) / scale
+        moved = self.point - chosen.lr * 0.5**self.duel.lost * self.mean / (1 - chosen.momentum**step) / scale
         self.point = (1 - chosen.pull) * moved
 
     def state(self, prefix: str) -> dict[str, Any]:
-        own = {name: getattr(self, name).copy() for name in ("point", "best", "mean", "square", "average", "tally")}
+        own: dict[str, Any] = {name: getattr(self, name).copy() for name in VECTORS}
+        own |= {"steps": self.steps, "idle": self.idle}
         if self.held:
             own |= {"held": packed(np.concatenate(self.held)), "logits": np.concatenate(self.logits)}
         jacobian = self.jacobian.state(f"{prefix}jacobian.") if self.steps and not self.over else {}
-        counts = {f"{prefix}steps": self.steps, f"{prefix}lost": self.lost, f"{prefix}idle": self.idle}
-        kept = {} if self.over else {f"{prefix}kept.{name}": value for name, value in self.kept.items()}
-        return {**counts, **kept, **{f"{prefix}{key}": value for key, value in own.items()}, **jacobian}
+        own = {f"{prefix}{key}": value for key, value in own.items()}
+        return {**own, **self.duel.state(prefix, self.over), **jacobian}
 
     def restored(self, state: Mapping[str, Any], prefix: str) -> Refinement:
         """One that goes on from a state, or one sentence."""
-        each, count = Field((self.size,), low=-FARTHEST, high=FARTHEST), Field(low=0, whole=True)
+        each, count = Field((self.size,)), Field(low=0, whole=True)
         fields = {
             "steps": count,
-            "lost": count,
             "idle": count,
-            "point": each,
-            "best": each,
-            "mean": Field((self.size,)),
+            "point": Field((self.size,), low=-FARTHEST, high=FARTHEST),
+            "mean": each,
+            "square": Field((self.size,), low=0),
+            "average": Field((self.classes,), low=0),
         }
-        fields |= {"square": Field((self.size,), low=0), "average": Field((self.classes,), low=0)}
-        fields["tally"] = Field(self.tally.shape, low=0)
         if f"{prefix}held" in state:
             fields |= {"held": IMAGES, "logits": Field((None, self.classes))}
         found = checked(state, fields, prefix)
         if (np.abs(found["mean"]) > 32 * np.sqrt(found["square"]) + 1e-12).any():  # whatever the gradients were
             raise MergettaError(f"This state does not fit the adapter: {prefix}mean.")
         new = Refinement(self.bundle, self.classes, self.least, self.settings)
-        new.steps, new.lost, new.idle = (int(found[name]) for name in ("steps", "lost", "idle"))
-        for name in ("point", "best", "mean", "square", "average", "tally"):
+        new.steps, new.idle, new.duel = int(found["steps"]), int(found["idle"]), self.duel.restored(state, prefix)
+        for name in VECTORS:
             setattr(new, name, found[name])
         if "held" in found:
             if not 0 < len(found["held"]) == len(found["logits"]) < self.settings.size or not found["held"].size:
                 raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
             new.held, new.logits = [unpacked(state[f"{prefix}held"])], [found["logits"]]
-        new.kept = part(state, f"{prefix}kept.")
         if new.steps and not new.over:
             new.jacobian = self.jacobian.restored(state, f"{prefix}jacobian.")
         return new
