@@ -39,7 +39,7 @@ def trials_with(count: int) -> Trials:
 
 def uncertain(images: np.ndarray, candidate: int) -> np.ndarray:
     """Predictions that depend on the image and on the candidate."""
-    logits = np.outer(images[:, 0, 0, 0], np.arange(CLASSES)) * 100 * (1 + candidate)
+    logits = np.outer(unpacked(images)[:, 0, 0, 0], np.arange(CLASSES)) * 100 * (1 + candidate)
     return np.asarray(np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))
 
 
@@ -139,7 +139,7 @@ class TestShow:
         while trials.count < count:
             scores += trials.show(portion, count, predict)
         for parts in seen:
-            np.testing.assert_array_equal(np.concatenate(parts), images_of(labels))
+            np.testing.assert_array_equal(unpacked(np.concatenate(parts)), images_of(labels))
         expected = [information(uncertain(images_of(labels), candidate)) for candidate in range(count)]
         np.testing.assert_allclose(scores, expected, rtol=1e-9)
 

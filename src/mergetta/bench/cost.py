@@ -144,12 +144,14 @@ def adapting(runtime: Runtime, variant: str, bundle: Bundle | None = None) -> Pr
 
 def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     """Imports no torch."""
+    import onnxruntime as ort
+
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
-    from mergetta.runtimes.onnx_session import open_session
 
     if variant == "deployed":
-        session = open_session(folder / "deployed.onnx", "deployed.onnx", threads, ["CPUExecutionProvider"])
-        count = [0]
+        options, count = ort.SessionOptions(), [0]
+        options.intra_op_num_threads = threads
+        session = ort.InferenceSession(str(folder / "deployed.onnx"), options, providers=["CPUExecutionProvider"])
 
         def run(images: np.ndarray) -> Any:
             count[0] += len(images)

@@ -34,12 +34,10 @@ def joined(outputs: Sequence[Output]) -> Output:
         return outputs[0]
     xp = array_namespace(outputs[0].logits)
     logits, features = (xp.concat([getattr(each, name) for each in outputs]) for name in ("logits", "features"))
-    shares = [len(each.logits) / len(logits) for each in outputs]
-    mean = sum(share * each.signature[0] for share, each in zip(shares, outputs, strict=True))
-    variance = sum(
-        share * (each.signature[1] + (each.signature[0] - mean) ** 2)
-        for share, each in zip(shares, outputs, strict=True)
-    )
+    means, variances = xp.unstack(xp.stack([each.signature for each in outputs]), axis=1)
+    shares = xp.asarray([len(each.logits) / len(logits) for each in outputs], dtype=means.dtype, device=means.device)
+    mean = shares @ means
+    variance = shares @ (variances + (means - mean) ** 2)
     seen = [each.moments for each in outputs if each.moments is not None]
     return Output(logits, features, xp.stack([mean, variance]), xp.concat(seen) if len(seen) == len(outputs) else None)
 

@@ -79,7 +79,9 @@ class OnnxRuntime:
 
     @cached_property
     def _constants(self) -> list[np.ndarray]:
-        return run_session(self._session, ["groups", "classifier_weight", "classifier_bias"], self._blank())
+        """Copies: an output that is kept would keep all memory of the session that it came from."""
+        names = ["groups", "classifier_weight", "classifier_bias"]
+        return [value.copy() for value in run_session(self._session, names, self._blank())]
 
     @cached_property
     def groups(self) -> dict[str, Vector]:

@@ -51,9 +51,9 @@ class Mixture:
         run = self.normalise.follow if learn else self.normalise.glance
         return run(images, *self._of(weights), known)
 
-    def compare(self, images: Array, weights: Vector) -> Output:
-        """A pass over many images for weights that may never be used again."""
-        return self.normalise.compare(images, *self._of(weights))
+    def once(self, weights: Vector) -> Predict:
+        """A pass for weights that may never be used again."""
+        return self.normalise.once(*self._of(weights))
 
     def groups(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
         merged, _ = self._of(weights)

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from mergetta.arrays import Array, beside, to_numpy
 from mergetta.bundle import Bundle
+from mergetta.errors import MergettaError
 from mergetta.groups import GroupValues, has_batch_norm, layer_sizes, moments_of, with_moments
 from mergetta.losses.probabilities import softmax
-from mergetta.runtimes.base import Output, Predict, Runtime, check_images, joined
+from mergetta.runtimes.base import Output, Predict, Runtime, joined
 from mergetta.streams.domain import DomainMoments, Variances
 from mergetta.streams.sampling import Sampling
 
@@ -61,13 +62,19 @@ class Normaliser:
         """A pass over the next images of a stream of which `known` have been seen: a part of them is learnt from."""
         if self._is_large(images):
             return self(images, groups, learn=True)
-        check_images(images, None)  # all of them, before any is learnt from
-        outputs, start = [], 0
-        while start < len(images):
-            looking, count = self.sampling.stretch(known + start, self.moments.count)
-            part = images[start : start + count]
-            outputs.append(self(part, groups, learn=True) if looking else self._kept_for(groups)(part))
-            start += count
+        before = self.moments.state() if len(images) > 1 else {}
+        outputs: list[Output] = []
+        start = 0
+        try:
+            while start < len(images) or not outputs:
+                looking, count = self.sampling.stretch(known + start, self.moments.count)
+                part = images[start : start + count]
+                outputs.append(self(part, groups, learn=True) if looking else self._kept_for(groups)(part))
+                start += count
+        except MergettaError:  # of an image that cannot be used, when others before it have been learnt from
+            if start:
+                self.moments.restore(before)
+            raise
         return joined(outputs)
 
     def glance(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
@@ -83,9 +90,9 @@ class Normaliser:
             self._kept = groups, sums, self.folded(groups)
         return self._kept[2]
 
-    def compare(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
-        """A pass over many images, with groups that may never be used again."""
-        return self.folded(groups)(images)
+    def once(self, groups: GroupValues, prior: Any = None) -> Predict:
+        """A pass with groups that may never be used again."""
+        return self.folded(groups)
 
     def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
         """A pass with these groups and the moments as they are now, for good: at the cost of a plain model."""
@@ -119,8 +126,8 @@ class Unsampled:
     def glance(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
         return self(images, groups, prior)
 
-    def compare(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
-        return self(images, groups, prior)
+    def once(self, groups: GroupValues, prior: Any = None) -> Predict:
+        return lambda images: self(images, groups, prior)
 
 
 class Aligner(Unsampled):

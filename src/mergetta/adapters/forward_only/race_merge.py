@@ -14,7 +14,7 @@ from mergetta.adapters.forward_only.candidates import Candidates, carried, named
 from mergetta.adapters.forward_only.mixture import Mixture
 from mergetta.adapters.forward_only.race import Race
 from mergetta.adapters.forward_only.refinement import Refinement
-from mergetta.adapters.forward_only.trials import Trials
+from mergetta.adapters.forward_only.trials import Trials, unpacked
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
@@ -24,6 +24,9 @@ from mergetta.runtimes.base import Output, Predict, Runtime
 from mergetta.streams.domain import predicted
 from mergetta.streams.state import Field, checked
 from mergetta.streams.visit import Visit
+
+TOGETHER = 16
+"""Images that a candidate is shown in one pass."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,7 @@ class RaceMerge(Adapter):
         """First the race, then steps from where it has led, unless it was the source model that answered."""
         weights = self.weights
         if not self.settled:
-            self.race.run(images, p, lambda part, weights: probabilities(self.mixture.compare(part, weights)))
+            self.race.run(images, p, self._tried)
         elif self.refining and not broken:
             self.refinement.run(
                 images,
@@ -235,6 +238,11 @@ class RaceMerge(Adapter):
             if self.refinement.over:
                 self.visit.seen.clear()  # moments are to be those of where it ends, before it rests
                 self._folded = None
+
+    def _tried(self, held: NDArray[Any], weights: Vector) -> NDArray[np.float64]:
+        """What a candidate predicts for the images that are held, unpacked a few at a time."""
+        predict, parts = self.mixture.once(weights), range(0, len(held), TOGETHER)
+        return np.concatenate([probabilities(predict(unpacked(held[i : i + TOGETHER]))) for i in parts])
 
     @property
     def refining(self) -> bool:

@@ -75,7 +75,8 @@ class Trials:
     def show(self, images: int, candidates: int, predict: Callable[[NDArray[Any], int], NDArray[Any]]) -> list[float]:
         """Show the held images to the candidates whose turn it is: to the next one whenever the stream has had as many.
 
-        To show them at once costs one merge, and one set of groups to fold. Gives the scores.
+        To show them at once costs one merge, and one set of groups to fold. They are as they are held (`unpacked`).
+        Gives the scores.
         """
         scores: list[float] = []
         if self.held is None or len(self.held) < self.size or self.count >= candidates:
@@ -83,7 +84,7 @@ class Trials:
         at_once = (candidates // 2 - self.count) * self.size - self.owed
         self.owed += max(images, min(AHEAD * images, at_once)) if self.eager else images
         while self.count < candidates and self.owed >= self.size:
-            p = predict(unpacked(self.held), self.count)
+            p = predict(self.held, self.count)
             scores.append(float(information(p)) if np.isfinite(p).all() else -BROKEN)
             self.owed, self.count = self.owed - self.size, self.count + 1
         if self.count == candidates:
