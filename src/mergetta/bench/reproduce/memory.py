@@ -10,7 +10,7 @@ import onnxruntime
 import torch
 from matplotlib.axes import Axes
 
-from mergetta.bench.cost import Model, peak_memory, some_images
+from mergetta.bench.cost import Model, peak_memory, some_bundle, some_images
 from mergetta.bench.figures import bars, drawing
 from mergetta.bench.inputs import family_of
 from mergetta.bench.reproduce.setting import Records, Setting
@@ -19,6 +19,7 @@ from mergetta.bench.sheets import Drawing, Row, Sheet
 from mergetta.bench.store import Store, address, code_digest
 from mergetta.bench.tables import Number, number
 from mergetta.runtimes.export import to_onnx
+from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
 TITLE = "Memory (Figure 4 of the paper)"
 VARIANTS = {
@@ -87,6 +88,7 @@ def measure(setting: Setting, store: Store) -> dict[tuple[str, str], list[float]
             folder = Path(name)
             family.save(folder / "family.safetensors")
             (folder / "model.onnx").write_bytes(to_onnx(family).SerializeToString())
+            some_bundle(OnnxRuntime(folder / "model.onnx")).save(folder / "bundle.safetensors")
             np.save(folder / "images.npy", some_images(family, batch))
             for ((runtime, variant), _), key in missing.items():
                 peak = peak_memory(runtime, variant, Model(str(folder / "family.safetensors")), folder, 1)
