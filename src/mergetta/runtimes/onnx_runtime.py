@@ -16,7 +16,7 @@ from mergetta.groups import Group, GroupValues, Vector, check_groups
 from mergetta.runtimes.base import Classifier, Output, Predict, check_images, shares_of, unfolded
 from mergetta.runtimes.folded import Folded
 from mergetta.runtimes.onnx_metadata import FORMAT, OUTPUTS, VERSION, plain_path
-from mergetta.runtimes.onnx_session import OneAtATime, in_portions, metadata_of, open_session, run_session
+from mergetta.runtimes.onnx_session import Sessions, in_portions, metadata_of, open_session, run_session
 
 
 class OnnxRuntime:
@@ -49,7 +49,7 @@ class OnnxRuntime:
         plain: str | Path | bytes | None = None,
     ) -> None:
         self._model, self.threads, self.providers, self.batch_size = model, threads, tuple(providers), batch_size
-        self.sessions = OneAtATime()
+        self.sessions = Sessions(model)
         source, session = self._source, self._session
         header = read_metadata(session, source)
         self.metadata = header

@@ -61,23 +61,33 @@ def in_portions(images: np.ndarray, run: Callable[[np.ndarray], Output]) -> Outp
     return joined([run(images[start : start + size]) for start in range(0, len(images), size)])
 
 
-class OneAtATime:
-    """Of several sessions over the same weights, one is open. Who needs another one opens it, and closes that.
+ROOM = 4 * 2**20
+"""Bytes of model files whose sessions stay open beside each other: of a small model a few, of a large one only one."""
 
-    To open one takes as long as 3 to 5 single frames of a large model, and 60 of a very small one.
+
+class Sessions:
+    """Sessions over the same weights, of which the last ones that were asked for are open.
+
+    To open one takes as long as 3 to 5 single frames of a large model, and 60 of a very small one. To have another one
+    open costs a large model two to three times its file, and a small one next to nothing.
     """
 
-    def __init__(self) -> None:
-        self._key: object = None
-        self._session: Any = None
+    def __init__(self, model: str | Path | bytes) -> None:
+        known = isinstance(model, bytes) or Path(model).is_file()
+        size = ROOM if not known else len(model) if isinstance(model, bytes) else Path(model).stat().st_size
+        self.most = max(1, min(3, ROOM // max(1, size)))
+        self._open: dict[object, Any] = {}
+        """By who asks; the last one is at the end."""
 
     def get(self, key: object, create: Callable[[], Any]) -> Any:
-        if self._session is None or self._key is not key:
-            if self._session is not None:
-                self._session = None  # closed before the next one is opened
+        session = self._open.pop(key, None)
+        if session is None:
+            if len(self._open) >= self.most:  # closed before the next one is opened
+                del self._open[next(iter(self._open))]
                 give_back()
-            self._session, self._key = create(), key
-        return self._session
+            session = create()
+        self._open[key] = session
+        return session
 
 
 def give_back() -> None:
