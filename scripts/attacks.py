@@ -40,7 +40,7 @@ PARSER.add_argument("--suite", default="fashion-bn")
 PARSER.add_argument("--severity", type=int, default=5)
 PARSER.add_argument("--targets", nargs="+", default=["fog", "gaussian_noise", "pixelate"])
 PARSER.add_argument("--orders", type=int, default=4, help="of the images, for the device")
-OPTIONS = PARSER.parse_args()
+OPTIONS = PARSER.parse_args(None if __name__ == "__main__" else [])  # tests import it
 TARGETS = tuple(OPTIONS.targets)
 SUITE = load_suite(OPTIONS.suite).restricted(samples=1000, severity=OPTIONS.severity)
 SUITE = SUITE.model_copy(update={"expert_samples": 3000})
