@@ -281,10 +281,14 @@ class TestOwn:
     @pytest.fixture(autouse=True)
     def module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "own_families.py").write_text(
+            "import torch\n"
             "from torch import nn\n"
             "from mergetta import load_family\n"
-            "def model():\n"
+            "def untrained():\n"
             "    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))\n"
+            "def model():\n"
+            "    torch.manual_seed(0)\n"
+            "    return untrained()\n"
             "def described():\n"
             "    return model(), {'mean': [0.3], 'std': [0.2], 'size': 8, 'classes': ['cat', 'dog']}\n"
             "def misspelt():\n"
@@ -321,6 +325,7 @@ class TestOwn:
             ("own_families:nothing", "must return a Family, or a model"),
             ("own_families:number", "is not a function"),
             ("own_families:misspelt", "unknown keyword 'means'"),
+            ("own_families:untrained", "a model with random weights: give its checkpoint"),
         ],
     )
     def test_mistakes(self, name: str, sentence: str) -> None:

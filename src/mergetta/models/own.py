@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from mergetta.errors import MergettaError
@@ -22,7 +23,22 @@ PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def load_own(name: str, checkpoint: str | Path | None) -> Family:
-    """Call the function; a checkpoint, if given, replaces the weights of what it returns."""
+    """Call the function; a checkpoint, if given, replaces the weights of what it returns.
+
+    Without one it is called twice: a model whose weights are drawn anew each time was never trained.
+    """
+    family = made(name)
+    if checkpoint is not None:
+        fit(family.model, without_prefix(read_tensors(checkpoint), family.model), f"The checkpoint {checkpoint}")
+        return family
+    again = made(name).model.state_dict()
+    if any(not torch.equal(value, again[key]) for key, value in family.model.state_dict().items()):
+        raise MergettaError(f"{name} makes a model with random weights: give its checkpoint.")
+    return family
+
+
+def made(name: str) -> Family:
+    """What the function makes, as a family."""
     match called(name):
         case Family() as family:
             pass
@@ -34,8 +50,6 @@ def load_own(name: str, checkpoint: str | Path | None) -> Family:
             raise MergettaError(
                 f"{name} must return a Family, or a model and a dict of mean, std, size, classes, not {type(other)}."
             )
-    if checkpoint is not None:
-        fit(family.model, without_prefix(read_tensors(checkpoint), family.model), f"The checkpoint {checkpoint}")
     return family
 
 
