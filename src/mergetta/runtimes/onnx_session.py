@@ -34,6 +34,7 @@ def open_session(
     options.enable_mem_pattern = False  # it saves no time, and has all memory of a batch twice: found out, and planned
     if threads:
         options.intra_op_num_threads = threads
+    return_large_blocks()
     available = ort.get_available_providers()
     unknown = set(providers) - set(available)
     if unknown:
@@ -90,10 +91,20 @@ class Sessions:
         return session
 
 
-def give_back() -> None:
-    """Freed memory goes back to the system. glibc would keep what a session had, and the next one, which asks for
-    blocks of other sizes, would come on top; elsewhere there is no such call.
+M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 2**19
+"""An option of glibc's `mallopt`, and the bytes of a block that it applies to: less than a frame of a large model."""
+
+
+def return_large_blocks() -> None:
+    """From now on, glibc maps every large block by itself, and gives it back once it is freed. Otherwise it learns from
+    the first weights that are freed to keep what comes after them, and a session holds twice of what it uses.
     """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere there is no such call
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+
+
+def give_back() -> None:
+    """Freed small blocks go back to the system too: the next session asks for blocks of other sizes."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
