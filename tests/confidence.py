@@ -25,6 +25,7 @@ class Confidence:
 
     family = ""
     signature: np.ndarray | None = None
+    classes = CLASSES
 
     def __init__(self, batch_norm: bool = False) -> None:
         self.groups = {"n.weight": np.ones(1, np.float32)}

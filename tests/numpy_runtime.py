@@ -11,6 +11,7 @@ from mergetta.runtimes.base import Classifier, Output, check_images, shares_of, 
 class NumpyRuntime:
     family = "numpy-test"
     signature = None
+    classes = property(lambda self: len(self.classifier.bias))
 
     def __init__(self, pixels: int = 36, hidden: int = 6, classes: int = 4) -> None:
         rng = np.random.default_rng(7)

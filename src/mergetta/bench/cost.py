@@ -24,7 +24,7 @@ from mergetta.adapters import METHODS, create_adapter, find_method
 from mergetta.adapters.wrappers import wrapped
 from mergetta.bundle import Bundle
 from mergetta.expert import Expert
-from mergetta.groups import GroupValues, paper_frozen
+from mergetta.groups import GroupValues, has_batch_norm, paper_frozen
 from mergetta.merging import build_bundle
 from mergetta.runtimes.base import Output, Runtime
 
@@ -137,7 +137,7 @@ def adapting(runtime: Runtime, variant: str, bundle: Bundle | None = None) -> Pr
         given["experts"] = some_experts(runtime)
     elif needs == "source":
         given["source"] = some_features(runtime)
-    if name == "race-merge":
+    if name == "race-merge" and not has_batch_norm(runtime.structure):
         given["source"] = some_features(runtime)
     return wrapped(create_adapter(name, runtime, **given, **options), runs=name == "race-merge").predict
 
@@ -167,13 +167,16 @@ def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
 
 class Mixed:
     """A runtime whose predictions are of all classes, as those of a mixed stream are: random pixels look all the same
-    to a model, and a device goes by how mixed they look. An image's first pixel says what is added to its features.
+    to a model, and a device goes by how mixed they look. An image's first pixel says which class is added to its logits
+    and, where those are made of its features once more (`Aligner`), to these.
     """
 
     def __init__(self, runtime: Any) -> None:
         self.runtime = runtime
-        weight = runtime.classifier.weight
-        self.features = 50 * weight / (weight * weight).sum(axis=1, keepdims=True)
+        self.features: np.ndarray | None = None
+        if not has_batch_norm(runtime.structure):
+            weight = runtime.classifier.weight
+            self.features = 50 * weight / (weight * weight).sum(axis=1, keepdims=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runtime, name)
@@ -186,10 +189,13 @@ class Mixed:
         return lambda images: self._turned(images, predict(images))
 
     def _turned(self, images: np.ndarray, output: Output) -> Output:
-        rows, classes = np.arange(len(images)), np.rint(images[:, 0, 0, 0] * 255).astype(int) % len(self.features)
-        logits, features = output.logits.copy(), output.features + self.features[classes]
-        logits[rows, classes] += 50
-        return output._replace(logits=logits, features=features)
+        logits = output.logits
+        for row, level in enumerate(images[:, 0, 0, 0].tolist()):
+            chosen = round(255 * level) % logits.shape[1]
+            logits[row, chosen] += 50
+            if self.features is not None:
+                output.features[row] += self.features[chosen]
+        return output
 
 
 def torch_variant(variant: str, model: Model, threads: int) -> Variant:

@@ -50,7 +50,7 @@ def online(
         logits = whole.predict(images)
         seconds += time.perf_counter() - start
         after(images)
-        predicted = labels_of(to_numpy(logits), (len(labels), len(runtime.classifier.bias)), cell.method)
+        predicted = labels_of(to_numpy(logits), (len(labels), runtime.classes), cell.method)
         kept.extend(predicted.tolist())
         wrong.append(int(np.count_nonzero(predicted != labels)))
         sizes.append(len(labels))

@@ -82,7 +82,7 @@ def measured(
         return measure_source(model, (images for images, _ in batches))
     runtime = TorchRuntime(with_signature(place))
     if what == "prototypes":
-        every = len(np.unique(clean.labels)) == len(runtime.classifier.bias)
+        every = len(np.unique(clean.labels)) == runtime.classes
         return source_prototypes(runtime, batches) if every else None
     images = (images for images, _ in batches)
     return estimate_fisher(runtime, images) if what == "fisher" else measure_source(runtime, images)

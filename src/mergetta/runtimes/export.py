@@ -148,8 +148,7 @@ class DeviceModel(nn.Module):
         values = dict(zip(self.names, groups, strict=True))
         parts = torch.split(given, [values[mean].shape[0] for mean, _ in self.pairs]) if self.pairs else ()
         shares = {id(values[mean]): part for (mean, _), part in zip(self.pairs, parts, strict=True)}
-        blend = (given < 1).any()
-        TRACED.append(Traced(shares, blend, observe | blend, images.new_zeros(images.shape[0], 1), {}))
+        TRACED.append(Traced(shares, observe | (given < 1).any(), images.new_zeros(images.shape[0], 1), {}))
         logits = logits_of(torch.func.functional_call(self.model, values, ((images - self.mean) / self.std,)))
         seen = TRACED.pop().seen
         for mean, variance in self.pairs:
@@ -187,10 +186,8 @@ class Traced(NamedTuple):
 
     given: dict[int, Tensor]
     """The share of what is given, (C,), by the identity of the mean group."""
-    blend: Tensor
-    """Whether anything of the batch's own is normalised with."""
     look: Tensor
-    """Whether layers look at the batch at all."""
+    """Whether layers look at the batch: to normalise with what it has of its own, or to show that."""
     none: Tensor
     """(B, 1), zeros: moments that nobody looked at, broadcast."""
     seen: dict[int, Tensor]
@@ -200,20 +197,18 @@ class Traced(NamedTuple):
 TRACED: list[Traced] = []
 
 
-def not_looking(x: Tensor, none: Tensor) -> tuple[Tensor, Tensor]:
-    """Nothing, in the shape of `spatial_moments`."""
-    nothing = none + x.new_zeros(x.shape[1])
-    return nothing, nothing.clone()
-
-
-def blended(share: Tensor, mean: Tensor, variance: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    """What is given, a share of it, and what the images of the batch have on average."""
+def looking(x: Tensor, none: Tensor, share: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
+    """What to normalise with, a share of what is given and of what the images have on average; their own moments."""
+    means, squares = spatial_moments(x, none)
     own, rest = means.mean(0), 1 - share
-    return share * mean + rest * own, share * variance + rest * F.relu(squares.mean(0) - own * own)
+    blended = share * mean + rest * own, share * variance + rest * F.relu(squares.mean(0) - own * own)
+    return *blended, means, squares
 
 
-def given_alone(share: Tensor, mean: Tensor, variance: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    return mean.clone(), variance.clone()
+def not_looking(x: Tensor, none: Tensor, share: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
+    """What is given, and nothing in the shape of `spatial_moments`."""
+    nothing = none + x.new_zeros(x.shape[1])
+    return mean.clone(), variance.clone(), nothing, nothing.clone()
 
 
 @contextlib.contextmanager
@@ -235,10 +230,9 @@ def traced_batch_norm() -> Iterator[None]:
         eps: float = 1e-5,
     ) -> Tensor:
         now = TRACED[-1]
-        seen = torch.cond(now.look, spatial_moments, not_looking, (x, now.none))
-        now.seen[id(running_mean)], now.seen[id(running_var)] = seen
         known = now.given[id(running_mean)], running_mean, running_var
-        mean, variance = torch.cond(now.blend, blended, given_alone, (*known, *seen))
+        mean, variance, means, squares = torch.cond(now.look, looking, not_looking, (x, now.none, *known))
+        now.seen[id(running_mean)], now.seen[id(running_var)] = means, squares
         # not `original`: under tracing that would come back here
         # times 1, because the exporter adds eps to an op's output, but not to a branch's
         return torch.batch_norm(x, weight, bias, mean, variance * 1.0, False, 0.0, eps, False)

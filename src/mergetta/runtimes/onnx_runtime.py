@@ -79,9 +79,11 @@ class OnnxRuntime:
 
     @cached_property
     def _constants(self) -> list[np.ndarray]:
+        return self._read("groups", "classifier_bias")
+
+    def _read(self, *names: str) -> list[np.ndarray]:
         """Copies: an output that is kept would keep all memory of the session that it came from."""
-        names = ["groups", "classifier_weight", "classifier_bias"]
-        return [value.copy() for value in run_session(self._session, names, self._blank())]
+        return [value.copy() for value in run_session(self._session, list(names), self._blank())]
 
     @cached_property
     def groups(self) -> dict[str, Vector]:
@@ -90,8 +92,12 @@ class OnnxRuntime:
         return {group.name: part for group, part in zip(self.structure, parts, strict=True)}
 
     @property
+    def classes(self) -> int:
+        return len(self._constants[1])
+
+    @cached_property
     def classifier(self) -> Classifier:
-        return Classifier(*self._constants[1:])
+        return Classifier(*self._read("classifier_weight"), self._constants[1])
 
     @property
     def signature(self) -> np.ndarray | None:

@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from mergetta.errors import MergettaError
 from mergetta.files import UNKNOWN, looks_like, read_start
-from mergetta.runtimes.base import Output, joined
+from mergetta.runtimes.base import Output, joined, portion_of
 
 
 def open_session(
@@ -52,13 +52,8 @@ def open_session(
         raise MergettaError(f"{source} is damaged, or not an ONNX model: {' '.join(str(error).split())}") from error
 
 
-PIXELS = 16 * 32 * 32
-"""Pixels that go through a session at once if images do not depend on each other: 16 small images, or one large one.
-More are not faster per image (measured from ResNet-20 to ResNet-50), and what lies between layers takes memory."""
-
-
 def in_portions(images: np.ndarray, run: Callable[[np.ndarray], Output]) -> Output:
-    size = max(1, PIXELS // (images.shape[2] * images.shape[3]))
+    size = portion_of(images)
     return joined([run(images[start : start + size]) for start in range(0, len(images), size)])
 
 

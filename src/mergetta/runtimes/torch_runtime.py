@@ -64,6 +64,10 @@ class TorchRuntime:
         self._source = self.tensors(self.groups)
 
     @property
+    def classes(self) -> int:
+        return find_classifier(self.model).out_features
+
+    @property
     def classifier(self) -> Classifier:
         layer = find_classifier(self.model)
         bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias

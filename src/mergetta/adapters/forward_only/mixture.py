@@ -81,7 +81,7 @@ def normaliser_of(
     variances = bundle.variances
     if variances is not None:
         variances = Variances(variances.images, between_domains(np.stack([*features, at_source]), [width]))
-    return Aligner(runtime, DomainMoments([width], len(runtime.classifier.bias), variances), at_source)
+    return Aligner(runtime, DomainMoments([width], runtime.classes, variances), at_source)
 
 
 def features_of(members: Members | None, weights: Vector) -> NDArray[Any] | None:

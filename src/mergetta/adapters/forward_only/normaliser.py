@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from mergetta.streams.sampling import Sampling
 
 LARGE = 4
 """A batch shares in what it is normalised with if so many of it are more than all that is known."""
+TOGETHER = 32 * 224 * 224
+"""Pixels of images that share in it together, at most: more of large images would take more memory than a plain model
+does for all of the batch."""
 ROUNDS, SETTLED = 3, 0.1
 """How large its share is depends on what it looks like, and that on the share: so many passes at most, and no more
 once the share has moved by less than this.
@@ -60,14 +64,14 @@ class Normaliser:
 
     def follow(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
         """A pass over the next images of a stream of which `known` have been seen: a part of them is learnt from."""
-        if self._is_large(images):
-            return self(images, groups, learn=True)
+        together = max(1, TOGETHER // (math.prod(images.shape[2:]) or 1)) if self._is_large(images) else 0
         before = self.moments.state() if len(images) > 1 else {}
         outputs: list[Output] = []
         start = 0
         try:
             while start < len(images) or not outputs:
-                looking, count = self.sampling.stretch(known + start, self.moments.count)
+                stretch = self.sampling.stretch(known + start, self.moments.count)
+                looking, count = (True, together) if together else stretch
                 part = images[start : start + count]
                 outputs.append(self(part, groups, learn=True) if looking else self._kept_for(groups)(part))
                 start += count
@@ -106,7 +110,7 @@ class Normaliser:
     @classmethod
     def of_variances(cls, runtime: Runtime, variances: Variances | None) -> Normaliser:
         sizes = layer_sizes(runtime.groups)
-        return cls(runtime, DomainMoments(sizes, len(runtime.classifier.bias), variances))
+        return cls(runtime, DomainMoments(sizes, runtime.classes, variances))
 
     def describe(self) -> str:
         """For people: what it normalises with."""

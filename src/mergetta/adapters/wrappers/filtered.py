@@ -26,7 +26,7 @@ class Filtered(Wrapper):
 
     def __init__(self, adapter: Adapter, settings: RunSettings | None = None) -> None:
         super().__init__(adapter)
-        self.filter = RunFilter(len(adapter.runtime.classifier.bias), settings)
+        self.filter = RunFilter(adapter.runtime.classes, settings)
 
     def clear(self) -> None:
         self.filter.clear()

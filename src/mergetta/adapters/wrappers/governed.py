@@ -144,7 +144,7 @@ class Governed(Adapter):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         counts = {name: Field(low=0, whole=True) for name in COUNTS}
         found = checked(state, {**counts, "losses": Field((None,))})
-        detector = self.detector.restored(state, "signature.", len(self.runtime.classifier.bias))
+        detector = self.detector.restored(state, "signature.", self.runtime.classes)
         self.adapter.load_state_dict(part(state, "adapter/"))
         self.detector, self.losses = detector, found["losses"].tolist()
         for name in COUNTS:
