@@ -20,13 +20,13 @@ from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
 from mergetta.losses.probabilities import softmax
-from mergetta.runtimes.base import Output, Predict, Runtime
+from mergetta.runtimes.base import Output, Predict, Runtime, portion_of
 from mergetta.streams.domain import predicted
 from mergetta.streams.state import Field, checked
 from mergetta.streams.visit import Visit
 
 TOGETHER = 16
-"""Images that a candidate is shown in one pass."""
+"""Images that a candidate is shown in one pass where they may depend on each other."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class RaceMerge(Adapter):
         super().__init__(runtime)
         self.settings = replace(settings or RaceSettings(), **options)
         self.source = source if self.settings.align else None
-        self.classes = len(runtime.classifier.bias)
+        self.classes = runtime.classes
         self.visit = Visit(self.settings.shift, self.settings.held, self.settings.memory)
         self._take(bundle)
         self.reset()
@@ -241,8 +241,8 @@ class RaceMerge(Adapter):
 
     def _tried(self, held: NDArray[Any], weights: Vector) -> NDArray[np.float64]:
         """What a candidate predicts for the images that are held, unpacked a few at a time."""
-        predict, parts = self.mixture.once(weights), range(0, len(held), TOGETHER)
-        return np.concatenate([probabilities(predict(unpacked(held[i : i + TOGETHER]))) for i in parts])
+        predict, size = self.mixture.once(weights), TOGETHER if self.normalise.moments is None else portion_of(held)
+        return np.concatenate([probabilities(predict(unpacked(held[i : i + size]))) for i in range(0, len(held), size)])
 
     @property
     def refining(self) -> bool:
