@@ -82,6 +82,7 @@ class Sessions:
                 del self._open[next(iter(self._open))]
                 give_back()
             session = create()
+            give_back()  # what it took to open it
         self._open[key] = session
         return session
 
