@@ -35,7 +35,8 @@ are not faster per image (measured from ResNet-20 to ResNet-50), and what lies b
 
 def portion_of(images: Array) -> int:
     """How many of these images go through a model at once if they do not depend on each other."""
-    return max(1, PIXELS // (images.shape[2] * images.shape[3]))
+    height, width = images.shape[2:]
+    return int(max(1, PIXELS // (height * width)))
 
 
 def joined(outputs: Sequence[Output]) -> Output:

@@ -97,7 +97,7 @@ class OnnxRuntime:
 
     @cached_property
     def classifier(self) -> Classifier:
-        return Classifier(*self._read("classifier_weight"), self._constants[1])
+        return Classifier(self._read("classifier_weight")[0], self._constants[1])
 
     @property
     def signature(self) -> np.ndarray | None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnxruntime as ort
@@ -72,8 +73,8 @@ class Sessions:
         known = isinstance(model, bytes) or Path(model).is_file()
         size = ROOM if not known else len(model) if isinstance(model, bytes) else Path(model).stat().st_size
         self.most = max(1, min(3, ROOM // max(1, size)))
-        self._open: dict[object, Any] = {}
-        """By who asks; the last one is at the end."""
+        self._open: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
+        """By who asks, and open no longer than there is somebody to ask; the last one is at the end."""
 
     def get(self, key: object, create: Callable[[], Any]) -> Any:
         session = self._open.pop(key, None)
@@ -82,7 +83,8 @@ class Sessions:
                 del self._open[next(iter(self._open))]
                 give_back()
             session = create()
-            give_back()  # what it took to open it
+            if self.most == 1:  # what it took to open a large one
+                give_back()
         self._open[key] = session
         return session
 
