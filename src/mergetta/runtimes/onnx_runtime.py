@@ -99,7 +99,7 @@ class OnnxRuntime:
     def classifier(self) -> Classifier:
         return Classifier(self._read("classifier_weight")[0], self._constants[1])
 
-    @property
+    @cached_property
     def signature(self) -> np.ndarray | None:
         values = self.metadata.get("signature")
         return None if values is None else np.array(values, dtype=np.float32)

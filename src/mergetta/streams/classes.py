@@ -26,7 +26,8 @@ def independent_images(counts: NDArray[Any]) -> float:
     total = float(np.sum(counts))
     if total <= 0:
         return 0.0
-    uneven = float(np.sum((counts / total) ** 2)) - 1 / len(counts)
+    shares = counts / total
+    uneven = float(shares @ shares) - 1 / len(counts)
     return 1 / (max(uneven, 0.0) + 1 / total)
 
 

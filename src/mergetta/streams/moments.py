@@ -57,12 +57,12 @@ class StreamMoments:
 
     def add(self, moments: NDArray[Any], images: float = 1.0) -> None:
         """Take in a batch by its own mean and variance, as so many images. One that is not finite leaves no trace."""
-        mean, variance = np.asarray(moments, dtype=np.float64)
-        seconds = variance + mean * mean
-        if images <= 0 or not (np.isfinite(mean).all() and np.isfinite(seconds).all()):
+        new = np.array(moments, dtype=np.float64)
+        new[1] += new[0] * new[0]
+        if images <= 0 or not np.isfinite(new).all():
             return
         keep = 1.0 if self.count + images <= self.memory else max(0.0, self.memory - images) / max(self.count, 1e-12)
-        self.sums = min(keep, 1.0) * self.sums + images * np.stack([mean, seconds])
+        self.sums = min(keep, 1.0) * self.sums + images * new
         self.count = min(keep, 1.0) * self.count + images
 
     def value(
@@ -74,12 +74,13 @@ class StreamMoments:
         """
         sums = self.sums / max(self.count, 1e-12)
         if prior is not None:
-            mean, variance = np.asarray(prior, dtype=np.float64)
+            known = np.array(prior, dtype=np.float64)
+            known[1] += known[0] * known[0]
             own = self.count if images is None else images
             share = own / np.maximum(own + worth, 1e-12)
-            sums = share * sums + (1 - share) * np.stack([mean, variance + mean * mean])
-        mean, seconds = sums
-        return np.stack([mean, np.maximum(seconds - mean * mean, 0.0)])
+            sums = share * sums + (1 - share) * known
+        sums[1] = np.maximum(sums[1] - sums[0] * sums[0], 0.0)
+        return np.asarray(sums)
 
     def clear(self) -> None:
         self.count = 0.0

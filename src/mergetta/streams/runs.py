@@ -91,8 +91,9 @@ class RunFilter:
         """
         found = np.array(probabilities, dtype=np.float64)
         softened = np.maximum(found, 1e-12) ** (1 / self.settings.temperature)
-        softened /= softened.sum(axis=1, keepdims=True)
-        for index in np.flatnonzero(np.isfinite(softened).all(axis=1)):
+        totals = softened.sum(axis=1, keepdims=True)
+        softened /= totals
+        for index in np.flatnonzero(np.isfinite(totals)):
             self._take(softened[index])
             if self.runs > LIKELY:
                 found[index] += self.runs * (self.belief - found[index])
@@ -106,8 +107,10 @@ class RunFilter:
         joint = said * ((1 - chosen.hazard) * self.belief + chosen.hazard * shares)
         evidence = joint.sum()
         self.belief = joint / evidence
-        weights = self.weights * np.array([evidence, 1.0, said @ self.recent])
-        self.weights = (1 - chosen.forget) * weights / weights.sum() + chosen.forget * PRIOR
+        runs, steady, drifting = self.weights.tolist()  # three numbers: Python is faster than NumPy
+        runs, drifting = runs * float(evidence), drifting * float(said @ self.recent)
+        kept = (1 - chosen.forget) / (runs + steady + drifting)
+        self.weights = np.array([kept * runs, kept * steady, kept * drifting]) + chosen.forget * PRIOR
         self.recent = self.recent + (p - self.recent) / chosen.recent
         self.sums = min(1.0, (chosen.memory - 1) / total) * self.sums + p
 

@@ -30,6 +30,8 @@ class Visit:
         self.shifts = 0
         self.images = 0
         """How long it has lasted."""
+        self._distances: dict[bool, tuple[Any, Any, float]] = {}
+        """The last ones, from the running signature and from another one: of a domain that rests every frame asks."""
 
     @property
     def count(self) -> float:
@@ -65,7 +67,12 @@ class Visit:
         """Of the domain; infinite if either is not known."""
         if signature is None or not self.seen.count or signature.shape != self.seen.sums.shape:
             return np.inf
-        return float(distance(self.seen.value(), signature))
+        running = signature is self.detector.running
+        sums, other, found = self._distances.get(running, (None, None, 0.0))
+        if sums is not self.seen.sums or other is not signature:  # both are replaced, never changed
+            found = float(distance(self.seen.value(), signature))
+            self._distances[running] = self.seen.sums, signature, found
+        return found
 
     @property
     def drift(self) -> float:
