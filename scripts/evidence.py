@@ -2,20 +2,19 @@
 
 python scripts/evidence.py add runs/*.json     # files of `mergetta bench --json`: keeps summaries, renders the pages
 python scripts/evidence.py render              # the pages again, from the summaries
-python scripts/evidence.py missing             # cells whose run is not kept yet, and what would give them
+python scripts/evidence.py missing             # cells whose run is not kept, and runs of other code than today's
 python scripts/evidence.py commands > run.sh   # all that measures the tables; `--missing`: only what is not kept
 
 A run is called by its settings (`slug_of`), and its summary is `docs/results/runs/SLUG.json`: errors per method, domain
-and seed, and with which code. `docs/results/runs/tables.yaml` says which cell comes from which run. A table stands
-between `<!-- measured: NAME -->` and `<!-- end -->`. A cell whose run is not kept stays what it is in the page, and is
-marked with §; `tests/test_evidence.py` fails where a page and the summaries differ.
+and seed, with a digest of the code. `docs/results/runs/tables.yaml` says which cell comes from which run. A table is
+what stands between `<!-- measured: NAME -->` and `<!-- end -->`. A cell whose run is not kept stays as it is in the
+page, and is marked with §; `tests/test_evidence.py` fails where a page and the summaries differ.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from mergetta.bench.keys import code_of
+from mergetta.bench.suite import load_suite
 from mergetta.bench.tables import Number, number
 from mergetta.errors import MergettaError
 from mergetta.files import write_atomically
@@ -53,9 +54,6 @@ def slug_of(content: dict[str, Any]) -> str:
     settings, records = content["settings"], content["results"]
     family = Path(str(settings["family"]).replace(":", "-")).stem
     domains = {record["domain"] for record in records}
-    devices = {
-        str(record["settings"]["runtime"]) for record in records if (record.get("settings") or {}).get("runtime")
-    }
     folds = settings["folds"] < len(settings["domains"])
     parts = [
         settings["name"] if family in settings["name"] else f"{settings['name']}-{family}",
@@ -66,13 +64,19 @@ def slug_of(content: dict[str, Any]) -> str:
         f"severity-{settings['severity']}" if settings["severity"] != 5 else "",
         f"{len(domains)}-domains" if len(domains) < len(settings["domains"]) else "",
         f"{settings['expert']}-experts" if settings.get("expert", "roid") != "roid" else "",
-        *sorted(devices),
+        *runtimes_of(records),
     ]
     # with two domains in two folds, each is a fold of its own: nothing to say
     return "-".join(str(part) for part in parts if part)
 
 
-def summary_of(content: dict[str, Any], code: str) -> dict[str, Any]:
+def runtimes_of(records: list[dict[str, Any]]) -> list[str]:
+    """`onnx` or `int8`, if methods ran on such models."""
+    found = {(record.get("settings") or {}).get("runtime") for record in records}
+    return sorted(str(runtime) for runtime in found if runtime)
+
+
+def summary_of(content: dict[str, Any]) -> dict[str, Any]:
     """Errors in percent per method and domain, one per seed; what a table needs, and no path of any machine."""
     settings, records = content["settings"], content["results"]
     domains = list(dict.fromkeys(record["domain"] for record in records))
@@ -87,7 +91,7 @@ def summary_of(content: dict[str, Any], code: str) -> dict[str, Any]:
             np.mean([cells[domain, seed].get("passes") or [np.nan] for domain in domains], axis=0) for seed in seeds
         ]
         methods[name] = {
-            "code": code,
+            "code": content.get("code", {}).get(name, ""),
             "seeds": seeds,
             "forwards": round(float(np.mean([record["forwards"] for record in own])), 2),
             "errors": {d: [round(cells[d, seed]["error"], DECIMALS) for seed in seeds] for d in domains},
@@ -100,6 +104,7 @@ def summary_of(content: dict[str, Any], code: str) -> dict[str, Any]:
         "family": Path(str(settings["family"])).name,
         "data": records[0]["data"],
         "experts": settings.get("expert"),
+        "runtime": next(iter(runtimes_of(records)), None),
         **context,
         "domains": domains,
         "methods": methods,
@@ -253,17 +258,18 @@ def cells_by_row(table: str) -> dict[str, list[str]]:
 # ---- commands
 
 
-def code_now(root: Path) -> str:
-    """The commit that is checked out; `+` after it if files of the package differ from it."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
-    changed = subprocess.run(["git", "status", "--porcelain", "src"], cwd=root, capture_output=True, text=True)
-    return f"{commit.stdout.strip()}{'+' if changed.stdout.strip() else ''}"
+def outdated(summary: dict[str, Any]) -> list[str]:
+    """Methods whose code, or whose experts' code, is not today's."""
+    suite = load_suite(summary["suite"], summary["family"]).restricted(summary["methods"])
+    suite = suite.on(summary["runtime"]) if summary["runtime"] else suite
+    today = {name: code_of(settings, summary["experts"]) for name, settings in suite.methods.items()}
+    return [name for name, entry in summary["methods"].items() if entry["code"] != today[name]]
 
 
 def add(*files: str, root: Path = ROOT) -> None:
     for file in files:
         content = json.loads(Path(file).read_text())
-        summary = summary_of(content, code_now(root))
+        summary = summary_of(content)
         path = root / RUNS / f"{summary['run']}.json"
         old = json.loads(path.read_text()) if path.exists() else None
         write_atomically(path, text_of(joined(old, summary)).encode())
@@ -286,9 +292,9 @@ def missing(root: Path = ROOT) -> None:
     for page, row, run, method in dict.fromkeys(absent):
         print(f"{page}: {method} in the row {row!r}: there is no {method} in {run}.json")
     print(f"{len(absent)} of {sum(1 for _ in pages.wanted())} cells are of runs that are not kept.")
-    codes = {(run, entry["code"]) for run, kept in pages.runs.items() for entry in kept["methods"].values()}
-    for run, code in sorted(codes - {(run, code_now(root)) for run in pages.runs}):
-        print(f"{run}: measured with {code}, not with {code_now(root)}")
+    for run, summary in pages.runs.items():
+        if old := outdated(summary):
+            print(f"{run}: measured with other code than today's: {', '.join(old)}")
     print("\n".join(pages.commands(only_missing=True)))
 
 

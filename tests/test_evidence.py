@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mergetta import MergettaError
+from mergetta.bench.keys import code_of
 from mergetta.bench.runner import cells_of
 from mergetta.bench.suite import load_suite
 from mergetta.bench.tables import settings_of
@@ -40,7 +41,12 @@ def bench(methods: tuple[str, ...] = ("source", "cola"), seeds: int = 2, **chang
          "settings": suite.methods[cell.method].model_dump()}
         for cell in cells
     ]  # fmt: skip
-    return {"suite": suite.name, "settings": settings_of(suite, "roid", range(seeds)), "results": records}
+    return {
+        "suite": suite.name,
+        "settings": settings_of(suite, "roid", range(seeds)),
+        "code": {name: code_of(settings, "roid") for name, settings in suite.methods.items()},
+        "results": records,
+    }
 
 
 def checkout(evidence: ModuleType, folder: Path, page: str) -> Path:
@@ -94,7 +100,7 @@ def test_a_changed_number_is_found(evidence: ModuleType, tmp_path: Path) -> None
 def test_a_summary_is_small_and_has_no_paths(evidence: ModuleType) -> None:
     content = bench(passes=2)
     content["settings"] |= {"checkpoint": "/somewhere/weights.pt", "folder": "/somewhere", "family": "/somewhere/my.pt"}
-    summary = evidence.summary_of(content, "abc")
+    summary = evidence.summary_of(content)
     text = evidence.text_of(summary)
     assert "/somewhere" not in text and json.loads(text) == summary
     assert summary["run"] == "fashion-bn-my-4000-mixed-200-2-passes-2-domains"
@@ -130,11 +136,18 @@ def test_what_is_not_kept_is_marked(evidence: ModuleType, tmp_path: Path, capsys
     assert "§" not in (root / "page.md").read_text()
 
 
+def test_numbers_of_other_code_are_told(evidence: ModuleType) -> None:
+    summary = evidence.summary_of(bench())
+    assert evidence.outdated(summary) == []
+    summary["methods"]["cola"]["code"] = "of last week"
+    assert evidence.outdated(summary) == ["cola"]
+
+
 def test_what_cannot_be_summed_up_is_refused(evidence: ModuleType) -> None:
     content = bench()
     content["results"] = content["results"][:-1]
     with pytest.raises(MergettaError, match="once per domain and seed"):
-        evidence.summary_of(content, "")
-    old, other = evidence.summary_of(bench(), ""), evidence.summary_of(bench(expert_samples=50), "")
+        evidence.summary_of(content)
+    old, other = evidence.summary_of(bench()), evidence.summary_of(bench(expert_samples=50))
     with pytest.raises(MergettaError, match="another expert_samples"):
         evidence.joined(old, other)
