@@ -188,10 +188,11 @@ class Pages:
         count = len(table["columns"])
         methods = row.get("methods") or [row["method"]] * count
         values = table.get("values") or [row.get("value", "average")] * count
-        if not count == len(methods) == len(values):
-            raise MergettaError(f"A row of {row['run']} has not as many cells as its table has columns ({count}).")
-        pairs = zip(methods, values, strict=True)
-        return [Cell(row["run"], method, value) if method else None for method, value in pairs]
+        runs = table.get("runs") or [row["run"]] * count
+        if not count == len(methods) == len(values) == len(runs):
+            raise MergettaError(f"The row {row['name']!r} has not as many cells as its table has columns ({count}).")
+        sources = zip(runs, methods, values, strict=True)
+        return [Cell(run, method, value) if method else None for run, method, value in sources]
 
     def entry(self, cell: Cell) -> dict[str, Any] | None:
         methods: dict[str, dict[str, Any]] = self.runs.get(cell.run, {}).get("methods", {})

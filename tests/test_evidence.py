@@ -62,7 +62,7 @@ def checkout(evidence: ModuleType, folder: Path, page: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results/streams.md", "docs/results/long.md"])
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/results/{name}.md" for name in ("streams", "long", "peers"))])
 def test_pages_are_what_the_runs_say(evidence: ModuleType, page: str) -> None:
     """If not, a number was changed by hand, or a summary without its pages: `python scripts/evidence.py render`."""
     pages = evidence.Pages(ROOT)
