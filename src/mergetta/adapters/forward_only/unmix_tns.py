@@ -30,9 +30,10 @@ class UnMixTNS(Adapter):
     Published: K = 16 (128 where domains are mixed), α = 0.5, temperature 0.07, and the momentum of the layer, 0.1, for
     64 images, which a batch of another size takes to the power: 1 − 0.9^(B / 64). (On ImageNet-C it is 16 images.)
 
-    In the network a layer sees what the layers before it have normalised. A runtime is told all moments before a pass,
-    so they are found by `rounds` passes for each image, of which the last one predicts: every round makes them exact
-    for one more layer, and one round more than layers gives the published layer. Without BatchNorm it is the source.
+    In the network a layer sees what the layers before it have normalised, but a runtime is told all moments before a
+    pass. So they are found by `rounds` passes for each image, of which the last one predicts. Every round makes them
+    exact for one more layer, and one round more than there are layers gives the published one. Without BatchNorm it is
+    the source.
 
     References
     ----------
