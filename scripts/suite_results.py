@@ -1,15 +1,19 @@
-"""The measurements behind docs/results/cifar10.md and docs/reference/suites.md. DATA has cifar10/ and imagenet/.
+"""The measurements behind docs/results/cifar10.md, docs/reference/suites.md and parity.md.
+
+DATA has cifar10/ and imagenet/.
 
 python scripts/suite_results.py clean DATA            # error of the public checkpoints on clean images; about 5 minutes
 python scripts/suite_results.py severity DATA 1000    # do errors rise with severity?; about 3 minutes
 python scripts/suite_results.py speed DATA            # seconds per corruption; about 2 minutes
 python scripts/suite_results.py textures              # how hard the drawn styles are; about 2 minutes
+python scripts/suite_results.py jpeg DATA 500         # what the JPEGs of the published ImageNet-C cost; 2 minutes
 python scripts/suite_results.py beside FILE.json     # results of `mergetta bench --json`, with the paper's rows beside
 python scripts/suite_results.py memory                # of streaming a 50,000-image ImageNet-C domain; about 5 minutes
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import tempfile
@@ -96,6 +100,28 @@ def speed(folder: str) -> None:
     print(f"all on {len(small)} CIFAR images: {total:.1f} s; the second number is per 224-pixel image")
 
 
+def jpeg(folder: str, samples: str = "500") -> None:
+    """MobileNetV2 on corrupted images as they are, and as the published set keeps them: JPEG of quality 85."""
+    data = Path(folder) / "imagenet"
+    source = open_source("imagenet-c", data)
+    runtime = TorchRuntime(load_family("mobilenet-v2", data / "mobilenet_v2-b0353104.pth"))
+    print(f"| {source.description}, {samples} images | as they are | after JPEG of quality 85 |\n|---|---:|---:|")
+    for corruption in ("gaussian_noise", "motion_blur", "fog", "contrast", "jpeg_compression"):
+        domain = source.domain(corruption, 5, int(samples))
+        images = domain.images[np.arange(len(domain.labels))]
+        kept = Domain(corruption, np.stack([through_jpeg(image) for image in images]), domain.labels)
+        print(
+            f"| {corruption} | {error_of(runtime, domain, 1.0, 50):.1f} | {error_of(runtime, kept, 1.0, 50):.1f} |",
+            flush=True,
+        )
+
+
+def through_jpeg(image: np.ndarray) -> np.ndarray:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "JPEG", quality=85, optimize=True)
+    return np.asarray(Image.open(buffer))
+
+
 def textures() -> None:
     source = open_source("fashion-styles")
     clean = open_source("fashion").whole("clean", 0)
@@ -141,5 +167,5 @@ def beside(*files: str) -> None:
 
 
 if __name__ == "__main__":
-    tasks = [clean, severity, speed, memory, textures, beside]
+    tasks = [clean, severity, speed, jpeg, memory, textures, beside]
     {task.__name__: task for task in tasks}[sys.argv[1]](*sys.argv[2:])

@@ -60,7 +60,7 @@ def test_json_and_report(tmp_path: Path) -> None:
     suite = small()
     write_json(tmp_path / "r.json", suite, "roid", [0, 1], fake_records())
     content = json.loads((tmp_path / "r.json").read_text())
-    assert set(content) == {"suite", "family", "settings", "results"}
+    assert set(content) == {"suite", "family", "settings", "code", "results"}
     assert {"method", "expert", "domain", "seed", "error", "samples", "seconds"} <= set(content["results"][0])
     write_report(tmp_path / "r.html", "title <&>", "note", fake_records(), settings_of(suite, "roid", [0, 1]))
     page = (tmp_path / "r.html").read_text()

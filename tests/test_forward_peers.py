@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from mergetta import Bundle, MergettaError, TorchRuntime, build_bundle, create_adapter
+from mergetta import Bundle, Expert, MergettaError, TorchRuntime, build_bundle, create_adapter
 from mergetta.adapters.forward_only.adabn import AdaBN
 from mergetta.adapters.forward_only.bn_alpha import BNAlpha
+from mergetta.adapters.forward_only.dua import DUA
+from mergetta.adapters.forward_only.entropy_merge import EntropyMerge
 from mergetta.adapters.forward_only.foa import FOA, alignment_loss
 from mergetta.adapters.forward_only.fozo import FOZO
 from mergetta.adapters.forward_only.knowledge_bank import KnowledgeBank
@@ -25,6 +27,7 @@ from mergetta.adapters.forward_only.source_features import (
     measure_source,
     squared_distances,
 )
+from mergetta.adapters.forward_only.unmix_tns import UnMixTNS, mixture, scattered
 from mergetta.adapters.forward_only.zoa import CNN, VIT, ZOA, published_frozen
 from mergetta.groups import Group
 from mergetta.losses.probabilities import entropy, softmax
@@ -153,22 +156,6 @@ class TestAdaBN:
             np.testing.assert_allclose(adapter.running, [[mean], [variance]], rtol=1e-6)
         assert adapter.state_dict().keys() == {"running", "batches"}
 
-    def test_decay_by_hand(self) -> None:
-        """DUA: the momentum falls by a factor with every image, and not below the smallest."""
-        images, runtime = np.array([1.0], np.float32).reshape(1, 1, 1, 1), one_channel()  # mean 1, variance 0
-        adapter, mean, variance = AdaBN(runtime, momentum=0.4, decay=0.5, smallest=0.15), 0.0, 1.0
-        for momentum in (0.4, 0.2, 0.15, 0.15):
-            mean, variance = (1 - momentum) * mean + momentum, (1 - momentum) * variance
-            np.testing.assert_allclose(adapter.predict(images)[:, 0], (1 - mean) / math.sqrt(variance), rtol=1e-5)
-            np.testing.assert_allclose(adapter.running, [[mean], [variance]], rtol=1e-6)
-        assert adapter.batches == 4
-
-    def test_a_momentum_below_the_smallest_does_not_rise(self) -> None:
-        images = np.array([1.0], np.float32).reshape(1, 1, 1, 1)
-        adapter = AdaBN(one_channel(), momentum=0.0, decay=0.5)
-        adapter.predict(images)
-        np.testing.assert_array_equal(adapter.running, [[0.0], [1.0]])
-
     def test_momentum_0_is_source_and_1_batch_statistics(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
         source, batch = (create_adapter(name, bn_runtime).predict(images) for name in ("source", "bn-stats"))
         np.testing.assert_allclose(AdaBN(bn_runtime, momentum=0.0).predict(images), source, atol=1e-4)
@@ -180,15 +167,13 @@ class TestAdaBN:
         for _ in range(2):
             np.testing.assert_array_equal(adapter.predict(small_images), source)
 
-    @pytest.mark.parametrize(
-        "options", [{"momentum": 2.0}, {"momentum": np.nan}, {"decay": 0.0}, {"decay": 1.1}, {"smallest": -1.0}]
-    )
-    def test_bad_options(self, numpy_runtime: NumpyRuntime, options: dict[str, float]) -> None:
-        with pytest.raises(MergettaError, match=next(iter(options))):
-            AdaBN(numpy_runtime, **options)
+    @pytest.mark.parametrize("momentum", [2.0, -0.1, np.nan])
+    def test_bad_options(self, numpy_runtime: NumpyRuntime, momentum: float) -> None:
+        with pytest.raises(MergettaError, match="momentum"):
+            AdaBN(numpy_runtime, momentum)
 
     def test_states(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
-        adapter = AdaBN(bn_runtime, decay=0.5)
+        adapter = DUA(bn_runtime, decay=0.5)
         adapter.predict(images)
         state = adapter.state_dict()
         running = state["running"]
@@ -205,10 +190,141 @@ class TestAdaBN:
             with pytest.raises(MergettaError, match=r"does not fit|negative variances"):
                 adapter.load_state_dict(bad)
         np.testing.assert_array_equal(adapter.running, running)
-        other = AdaBN(bn_runtime, decay=0.5)
+        other = DUA(bn_runtime, decay=0.5)
         other.load_state_dict(state)
         np.testing.assert_array_equal(adapter.predict(images), other.predict(images))
         assert adapter.batches == other.batches == 2
+
+
+class TestDUA:
+    def test_momentum_by_hand(self) -> None:
+        """0.4 · 0.5 + 0.1, then 0.4 · 0.25 + 0.1, then 0.4 · 0.125 + 0.1."""
+        images, runtime = np.array([1.0], np.float32).reshape(1, 1, 1, 1), one_channel()  # mean 1, variance 0
+        adapter, mean, variance = DUA(runtime, momentum=0.4, decay=0.5, floor=0.1), 0.0, 1.0
+        for momentum in (0.3, 0.2, 0.15):
+            mean, variance = (1 - momentum) * mean + momentum, (1 - momentum) * variance
+            np.testing.assert_allclose(adapter.predict(images)[:, 0], (1 - mean) / math.sqrt(variance), rtol=1e-5)
+            np.testing.assert_allclose(adapter.running, [[mean], [variance]], rtol=1e-6)
+        assert adapter.batches == 3
+
+    def test_the_published_first_step(self) -> None:
+        assert DUA(one_channel()).share() == pytest.approx(0.1 * 0.94 + 0.005)
+
+    @pytest.mark.parametrize(
+        "options", [{"decay": 0.0}, {"decay": 1.1}, {"floor": -1.0}, {"momentum": 1.0, "decay": 1.0}]
+    )
+    def test_bad_options(self, numpy_runtime: NumpyRuntime, options: dict[str, float]) -> None:
+        with pytest.raises(MergettaError, match="decay must lie"):
+            DUA(numpy_runtime, **options)
+
+
+class TestEntropyMerge:
+    def test_weights_by_hand(self, numpy_runtime: NumpyRuntime, small_images: np.ndarray) -> None:
+        groups = numpy_runtime.groups
+        experts = [
+            Expert({**groups, "a.weight": groups["a.weight"] * scale}, "numpy-test", str(scale)) for scale in (1.0, 3.0)
+        ]
+        each = [float(entropy(numpy_runtime(small_images, expert.groups).logits).mean()) for expert in experts]
+        share = 1 / (1 + math.exp((each[0] - each[1]) / 0.5))  # of the first
+        adapter = EntropyMerge(numpy_runtime, experts, temperature=0.5)
+        np.testing.assert_allclose(adapter.weights(small_images), [share, 1 - share], rtol=1e-5)
+        merged = {**groups, "a.weight": groups["a.weight"] * (share + 3 * (1 - share))}
+        before = numpy_runtime.forwarded
+        np.testing.assert_allclose(
+            adapter.predict(small_images), numpy_runtime(small_images, merged).logits, rtol=1e-4, atol=1e-5
+        )
+        assert numpy_runtime.forwarded == before + 4 * len(small_images)  # two experts, the merge, and the line above
+        assert share != pytest.approx(0.5, abs=0.05)
+
+    @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"given": 1.5}])
+    def test_bad_options(self, numpy_runtime: NumpyRuntime, options: dict[str, float]) -> None:
+        with pytest.raises(MergettaError, match="temperature must be positive"):
+            EntropyMerge(numpy_runtime, [Expert(numpy_runtime.groups, "numpy-test", "x")], **options)
+        with pytest.raises(MergettaError, match="at least one expert"):
+            EntropyMerge(numpy_runtime, [])
+
+
+def two_layers() -> TorchRuntime:
+    """Two BatchNorm layers of different widths, one after the other."""
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5),
+    )  # fmt: skip
+    for layer in (model[1], model[4]):
+        nn.init.uniform_(layer.running_mean, -0.5, 0.5)
+        nn.init.uniform_(layer.running_var, 0.5, 1.5)
+        nn.init.uniform_(layer.weight, 0.5, 1.5)
+    return TorchRuntime(model.eval())
+
+
+class TestUnMixTNS:
+    def layer(self, x: torch.Tensor, norm: nn.BatchNorm2d, components: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The published layer for one image (1, C, H, W): what comes out, and where it pulls the components."""
+        own = torch.stack([x.mean(dim=(0, 2, 3)), x.var(dim=(0, 2, 3), unbiased=False)])
+        cosines = nn.functional.cosine_similarity(own[0][None], components[:, 0], dim=1)
+        share = torch.softmax(cosines / 0.07, dim=0)[:, None]
+        mixed = (1 - share[:, None]) * components + share[:, None] * own
+        mean = mixed[:, 0].mean(dim=0)
+        variance = mixed[:, 1].mean(dim=0) + (mixed[:, 0] ** 2).mean(dim=0) - mean**2
+        scale, shift, mean, variance = (v.view(1, -1, 1, 1) for v in (norm.weight, norm.bias, mean, variance))
+        return (x - mean) / torch.sqrt(variance + norm.eps) * scale + shift, share[:, None] * (own - components)
+
+    def test_enough_rounds_give_the_published_layer(self) -> None:
+        """Image by image through the network; then the components take in the batch."""
+        runtime = two_layers()
+        images = np.random.default_rng(1).random((6, 1, 8, 8)).astype(np.float32)
+        adapter = UnMixTNS(runtime, components=4, rounds=3, seed=2)
+        components = [torch.from_numpy(part).float() for part in np.split(adapter.components, [3], axis=2)]
+        model = runtime.model
+        for _ in range(2):
+            expected, pulls = [], [torch.zeros_like(each) for each in components]
+            with torch.no_grad():
+                for image in torch.from_numpy(images)[:, None]:
+                    x, first = self.layer(model[0](image), model[1], components[0])
+                    x, second = self.layer(model[3](x.relu()), model[4], components[1])
+                    expected.append(model[8](x.relu().mean(dim=(2, 3))))
+                    pulls = [pulls[0] + first, pulls[1] + second]
+                components = [
+                    each + (1 - 0.9 ** (6 / 64)) * pull / 6 for each, pull in zip(components, pulls, strict=True)
+                ]
+            np.testing.assert_allclose(adapter.predict(images), torch.cat(expected), atol=1e-4)
+        np.testing.assert_allclose(adapter.components, torch.cat(components, dim=2), atol=1e-5)
+        assert runtime.forwarded == 2 * 6 * 4
+
+    def test_it_starts_around_what_is_stored(self) -> None:
+        source = np.array([[1.0, -2.0], [4.0, 0.25]])
+        found = scattered(source, 4000, 0.5, np.random.default_rng(0))
+        np.testing.assert_allclose(mixture(found), source, rtol=0.1)
+        np.testing.assert_array_equal(found[:, 1], [[2.0, 0.125]] * 4000)
+        np.testing.assert_array_equal(scattered(source, 1, 0.5, np.random.default_rng(0)), source[None])
+
+    def test_one_image_in_one_layer_by_hand(self) -> None:
+        """Two components (0, 1) and (2, 3), of an image (1, 0): in one dimension the cosines are 0 and 1."""
+        adapter = UnMixTNS(one_channel(), components=2, temperature=1.0, momentum=0.5, reference=1, rounds=1)
+        adapter.components = np.array([[[0.0], [1.0]], [[2.0], [3.0]]])
+        p = 1 / (1 + math.e)  # of the first; the second has 1 − p
+        means, variances = (p, 2 - (1 - p)), ((1 - p) * 1, p * 3)
+        mean, gap = sum(means) / 2, (means[1] - means[0]) / 2
+        variance = sum(variances) / 2 + gap**2
+        logits = adapter.predict(np.ones((1, 1, 1, 1), np.float32))
+        assert logits[0, 0] == pytest.approx((1 - mean) / math.sqrt(variance), rel=1e-4)
+        np.testing.assert_allclose(
+            adapter.components[..., 0], [[0.5 * p, 1 - 0.5 * p], [2 - 0.5 * (1 - p), 3 - 1.5 * (1 - p)]], rtol=1e-5
+        )
+
+    def test_a_batch_does_not_matter_but_for_what_is_learnt(self, bn_runtime: TorchRuntime, images: np.ndarray) -> None:
+        whole = UnMixTNS(bn_runtime, components=4).predict(images[:4])
+        alone = [UnMixTNS(bn_runtime, components=4).predict(images[i : i + 1])[0] for i in range(4)]
+        np.testing.assert_allclose(whole, alone, atol=1e-3)
+
+    @pytest.mark.parametrize("options", [{"components": 0}, {"rounds": 0}, {"alpha": 1.0}, {"temperature": 0.0}])
+    def test_what_is_refused(self, bn_runtime: TorchRuntime, options: dict[str, float]) -> None:
+        with pytest.raises(MergettaError, match=next(iter(options))):
+            UnMixTNS(bn_runtime, **options)
+        adapter = UnMixTNS(bn_runtime, components=2)
+        with pytest.raises(MergettaError, match="negative variances"):
+            adapter.load_state_dict({"components": -np.abs(adapter.components) - 1})
 
 
 class TestZOA:
@@ -402,7 +518,7 @@ class TestPromptedRuntime(RuntimeContract):
             PromptedRuntime(vit, count=0)
 
 
-@pytest.mark.parametrize("name", ["lame", "zoa", "foa", "fozo", "bn-alpha", "adabn"])
+@pytest.mark.parametrize("name", ["lame", "zoa", "foa", "fozo", "bn-alpha", "adabn", "unmix-tns"])
 def test_torch_tensors_give_the_same_numbers(name: str, vit: Family, images: np.ndarray) -> None:
     runtime: TorchRuntime = PromptedRuntime(vit) if name in ("foa", "fozo") else TorchRuntime(vit)
     needs = {"source": measure_source(TorchRuntime(vit), [images])} if name in ("zoa", "foa", "fozo") else {}
@@ -420,7 +536,13 @@ def test_the_device_runtime_gives_the_same_numbers(images: np.ndarray, exported:
     source = measure_source(runtime, [images])
     for found, expected in zip(measure_source(device, [images]), source, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-4)
-    for name, options in (("lame", {}), ("bn-alpha", {}), ("adabn", {}), ("zoa", {"source": source})):
+    for name, options in (
+        ("lame", {}),
+        ("bn-alpha", {}),
+        ("adabn", {}),
+        ("unmix-tns", {}),
+        ("zoa", {"source": source}),
+    ):
         first, second = (create_adapter(name, r, **options) for r in (device, runtime))
         for _ in range(2):
             np.testing.assert_allclose(first.predict(images), second.predict(images), atol=2e-3)

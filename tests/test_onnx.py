@@ -15,6 +15,7 @@ import torch
 
 from mergetta import Family, MergettaError, OnnxRuntime, TorchRuntime, ZOMerge, build_bundle, load_family
 from mergetta.adapters.forward_only.adabn import AdaBN
+from mergetta.adapters.forward_only.dua import DUA
 from mergetta.data.fashion import load_fashion
 from mergetta.data.streams import as_input
 from mergetta.models.family import ARCHITECTURES, Preprocessing
@@ -367,11 +368,11 @@ def test_int8_stays_accurate_and_adjustable(name: str, exported: Exported) -> No
 class TestAdaBN:
     """It needs nothing but moments, so that it runs on devices."""
 
-    @pytest.mark.parametrize("decay", [1.0, 0.5])
+    @pytest.mark.parametrize("kind", [AdaBN, DUA])
     def test_the_same_as_torch(
-        self, family: Family, onnx_runtime: OnnxRuntime, images: np.ndarray, decay: float
+        self, family: Family, onnx_runtime: OnnxRuntime, images: np.ndarray, kind: type[AdaBN]
     ) -> None:
-        one, other = (AdaBN(r, decay=decay) for r in (TorchRuntime(family), onnx_runtime))
+        one, other = (kind(r) for r in (TorchRuntime(family), onnx_runtime))
         for part in (images[:1], images[:7], images, images[::-1]):
             np.testing.assert_allclose(one.predict(part), other.predict(part), atol=1e-3, rtol=1e-3)
         np.testing.assert_allclose(one.running, other.running, atol=1e-4, rtol=1e-4)

@@ -67,7 +67,10 @@ def test_clean_images_are_not_the_targets() -> None:
     assert not any(image.tobytes() in targets for image in np.asarray(clean.images))
 
 
-PEERS = ("lame", "bn-alpha", "adabn", "zoa", "eata", "sar", "cotta", "rmt", "adamerging")
+PEERS = (
+    *("lame", "bn-alpha", "adabn", "dua", "unmix-tns", "entropy-merge", "zoa"),
+    *("eata", "sar", "cotta", "rmt", "adamerging"),
+)
 
 PROMPTED = ("foa", "fozo")
 
@@ -79,7 +82,7 @@ def test_peers_run_by_the_protocol(adapter: str, name: str, tmp_path: Path) -> N
     settings = MethodSettings(adapter=adapter, options={"views": 2} if adapter == "cotta" else {})
     suite = small(name=name).model_copy(update={"methods": {"peer": settings}})
     (cell,) = cells_of(suite, "roid", ["fog"], [0])
-    assert (cell.expert is None) == (adapter != "adamerging")
+    assert (cell.expert is None) == (adapter not in ("adamerging", "entropy-merge"))
     record = run_cell(suite, cell, Store(tmp_path))
     assert 0 <= record["error"] <= 100
 

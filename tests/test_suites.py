@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from PIL import Image
 
 from mergetta import MergettaError
+from mergetta.bench.inputs import STATISTICS, clean_images, place_of, target_of, training_of
 from mergetta.bench.keys import expert_key
 from mergetta.bench.plan import plan_of
 from mergetta.bench.runner import Part
-from mergetta.bench.suite import MethodSettings, list_suites, load_suite, merged
+from mergetta.bench.suite import FOLDER, MethodSettings, list_suites, load_suite, merged
 
 from .suites import small
 from .test_cli import mergetta
@@ -255,3 +259,42 @@ def test_bad_choices() -> None:
         small().restricted(domains=["rain"])
     with pytest.raises(MergettaError, match="no experts by 'tent'"):
         expert_key(small(), "tent", "fog", 0)
+
+
+@pytest.mark.parametrize(
+    ("family", "images", "like"),
+    [
+        ("efficientnet-lite0", 500, "resnet-50"),
+        ("resnet-50-keras", 500, "resnet-50"),
+        ("mobilenet-v2", 1000, "resnet-50"),
+        ("deit-tiny", 1000, "vit-b-16"),
+    ],
+)
+def test_imagenet_s_3000_images_give_targets_and_experts_of_their_own(family: str, images: int, like: str) -> None:
+    """With the paper's settings for the family that is nearest; styles have as many images."""
+    found, published = load_suite("imagenet-c", family), load_suite("imagenet-c", like)
+    assert (found.samples, found.expert_samples) == (images, images)
+    assert (found.methods, found.experts, found.batch_size) == (published.methods, published.experts, 64)
+    assert found.samples + (found.expert_samples or 0) + STATISTICS <= 3000
+    styles = yaml.safe_load((FOLDER / "imagenet-styles.yaml").read_text())["families"]
+    assert (styles[family]["samples"], styles[family]["expert_samples"]) == (images, images)
+    assert styles[family].get("experts") == styles[like].get("experts") if like in styles else like == "resnet-50"
+
+
+def test_targets_experts_and_clean_images_are_disjoint(tmp_path: Path) -> None:
+    """Of an archive as ImageNet's, told apart by their labels: each image has a class of its own."""
+    buffers = []
+    for number in range(12):
+        buffer = io.BytesIO()
+        Image.fromarray(np.full((224, 224, 3), 20 * number, np.uint8)).save(buffer, "JPEG")
+        buffers.append(buffer.getvalue())
+    offsets = np.cumsum([0, *map(len, buffers)])
+    jpeg = np.frombuffer(b"".join(buffers), np.uint8)
+    np.savez(tmp_path / "imagenet_val3k_224.npz", jpeg=jpeg, off=offsets, y=np.arange(12))
+    suite = load_suite("imagenet-c", "mobilenet-v2", folder=tmp_path).changed(samples=5, expert_samples=4)
+    clean = clean_images(place_of(suite), 3)
+    assert clean is not None
+    for domain in ("fog", "contrast"):
+        parts = [target_of(suite, domain), training_of(suite, domain), clean]
+        assert [len(part.labels) for part in parts] == [5, 4, 3]
+        assert len({int(label) for part in parts for label in part.labels}) == 12

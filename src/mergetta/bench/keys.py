@@ -12,13 +12,14 @@ from mergetta.adapters import find_method
 from mergetta.bench.cells import Cell, members
 from mergetta.bench.inputs import clean_images, family_of, place_of, source_of
 from mergetta.bench.store import address, code_digest
-from mergetta.bench.suite import Suite
+from mergetta.bench.suite import MethodSettings, Suite
 from mergetta.errors import MergettaError
 
 PROTOCOL = 1
 """Raise it when the protocol measures something else: all results are then measured again."""
 CODE = ("data.sources", "models", "runtimes.torch_runtime")
 """What every result depends on, beside its adapter."""
+TRAINING = "adapters.backprop.expert_training"
 
 
 def data_facts(suite: Suite, domain: str, seed: int) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def expert_key(suite: Suite, method: str, domain: str, seed: int) -> str:
         raise MergettaError(
             f"The suite {suite.name} has no experts by {method!r}; choose from {', '.join(suite.experts)}."
         )
-    code = code_digest(*CODE, adapter_module(method), "adapters.backprop.expert_training")
+    code = code_digest(*CODE, adapter_module(method), TRAINING)
     return address(
         {
             **data_facts(suite, domain, seed),
@@ -55,8 +56,8 @@ def expert_key(suite: Suite, method: str, domain: str, seed: int) -> str:
     )
 
 
-def cell_key(suite: Suite, cell: Cell) -> str:
-    settings = suite.methods[cell.method]
+def modules_of(settings: MethodSettings) -> list[str]:
+    """The code that a method's results depend on, its experts' aside."""
     method = find_method(settings.adapter)
     code = [*CODE, adapter_module(settings.adapter)]
     if settings.bundle is not None:
@@ -65,6 +66,18 @@ def cell_key(suite: Suite, cell: Cell) -> str:
         code.append("runtimes.prompted")
     if settings.runtime:
         code += ["runtimes.onnx_runtime", "runtimes.export", "runtimes.quantize"]
+    return code
+
+
+def code_of(settings: MethodSettings, expert: str) -> str:
+    """A digest of the code of a method and, if it has any, of its experts: what a number was measured with."""
+    made = [adapter_module(expert), TRAINING] if settings.uses_experts else []
+    return code_digest(*modules_of(settings), *made)
+
+
+def cell_key(suite: Suite, cell: Cell) -> str:
+    settings = suite.methods[cell.method]
+    method = find_method(settings.adapter)
     facts: dict[str, Any] = {
         **data_facts(suite, cell.domain, cell.seed),
         "batch_size": suite.batch_size,
@@ -72,7 +85,7 @@ def cell_key(suite: Suite, cell: Cell) -> str:
         "before": cell.before,
         "method": settings.model_dump(exclude_none=True),
         "protocol": PROTOCOL,
-        "code": code_digest(*code),
+        "code": code_digest(*modules_of(settings)),
     }
     if method.needs == "experts":
         signature = family_of(suite).signature

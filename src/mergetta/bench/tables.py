@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from mergetta.bench.keys import code_of
 from mergetta.bench.suite import Suite
 from mergetta.files import write_atomically
 
@@ -151,6 +152,7 @@ def write_json(path: Path, suite: Suite, expert: str, seeds: Sequence[int], reco
         "suite": suite.name,
         "family": records[0]["family"] if records else "",
         "settings": settings_of(suite, expert, seeds),
+        "code": {name: code_of(settings, expert) for name, settings in suite.methods.items()},
         "results": [{name: value for name, value in record.items() if name != "predicted"} for record in records],
     }
     write_atomically(path, json.dumps(content, indent=1).encode())

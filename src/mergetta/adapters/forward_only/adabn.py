@@ -19,30 +19,29 @@ from mergetta.streams.state import Field, checked
 class AdaBN(Adapter):
     """Each batch is predicted with s ← (1 − momentum)·s + momentum·(its own moments), in one pass.
 
-    `decay` below 1 makes the momentum fall from image to image, as in DUA (Mirza et al. 2022): m ← decay·m, down to
-    `smallest`. DUA's published values are 0.1, 0.94 and 0.005 for single images; it also augments each image to a small
-    batch, which is left out here. Without BatchNorm there is nothing to follow.
+    Without BatchNorm there is nothing to follow.
     """
 
-    def __init__(self, runtime: Runtime, momentum: float = 0.1, decay: float = 1.0, smallest: float = 0.005) -> None:
+    def __init__(self, runtime: Runtime, momentum: float = 0.1) -> None:
         super().__init__(runtime)
-        if not 0 <= momentum <= 1 or not 0 < decay <= 1 or not smallest >= 0:
-            raise MergettaError(
-                f"momentum must lie in [0, 1], decay in (0, 1], and smallest not be negative: {momentum}, {decay}, "
-                f"{smallest}."
-            )
-        self.momentum, self.decay, self.smallest = momentum, decay, smallest
+        if not 0 <= momentum <= 1:
+            raise MergettaError(f"momentum must lie in [0, 1], not {momentum}.")
+        self.momentum = momentum
         self.reset()
 
     def reset(self) -> None:
         self.running = moments_of(self.runtime.groups).astype(np.float64)
         self.batches = 0
 
+    def share(self) -> float:
+        """Of the next batch in the moments."""
+        return self.momentum
+
     def predict(self, images: Array) -> Array:
-        momentum = max(self.momentum * self.decay**self.batches, min(self.momentum, self.smallest))
-        # with the share 1 − momentum of what is given, each layer normalises with the moments as they will be
-        output = self.runtime(images, with_moments(self.runtime.groups, self.running), 1 - momentum, moments=True)
-        now = (1 - momentum) * self.running + momentum * batch_moments(to_numpy(output.moments))
+        share = self.share()
+        # with the rest of the share for what is given, each layer normalises with the moments as they will be
+        output = self.runtime(images, with_moments(self.runtime.groups, self.running), 1 - share, moments=True)
+        now = (1 - share) * self.running + share * batch_moments(to_numpy(output.moments))
         if np.isfinite(now).all():
             self.running = now
         self.batches += 1
