@@ -367,6 +367,13 @@ class TestCaptions:
         again = mergetta(*command, "--batch-size", 8, "--dry-run", cwd=tmp_path)
         assert "0 are in cache, 4 are to be measured" in " ".join(again.stdout.split())
 
+    def test_studies_of_long_streams(self, tmp_path: Path) -> None:
+        command = ["reproduce", "dimensions", "--passes", 2, "--batch-size", 20, "--samples", 40, "--domains", "fog"]
+        assert mergetta(*command, "--seeds", 1, "--jobs", 1, "--cache", "cache", cwd=tmp_path).returncode == 0
+        content = json.loads((tmp_path / "results" / "dimensions-fashion-bn.json").read_text())
+        assert "batch 20, mixed order, 2 passes drawn anew" in content["facts"]["description"]
+        assert {(record["samples"], len(record["passes"])) for record in content["records"]} == {(80, 2)}
+
     def test_a_wrong_order_is_one_sentence(self) -> None:
         result = mergetta("bench", "fashion-bn", "--order", "random")
         assert result.returncode == 2

@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergetta.cli.bench import Cache, Data, DryRun, Family, Jobs, Samples, Seeds, Severity, split, wide_console
+from mergetta.cli.bench import (
+    BatchSize,
+    Cache,
+    Data,
+    DryRun,
+    Family,
+    Jobs,
+    Passes,
+    Samples,
+    Seeds,
+    Severity,
+    split,
+    wide_console,
+)
 from mergetta.cli.options import Checkpoint
 from mergetta.cli.sweeps import Address, ExecutorName, bars, executor_of
 
@@ -51,6 +64,8 @@ def command(
     samples: Samples = None,
     domains: Domains = None,
     severity: Severity = None,
+    batch_size: BatchSize = None,
+    passes: Passes = None,
     out: Annotated[
         Path, typer.Option(file_okay=False, help="Folder for tables (Markdown, CSV) and figures (SVG, PNG).")
     ] = Path("results"),
@@ -70,6 +85,8 @@ def command(
 
     Example: `mergetta reproduce all --suite fashion-bn --out results`
 
+    Example: `mergetta reproduce ablation --passes 10 --batch-size 64` (on streams as long as the paper's)
+
     Example: `mergetta reproduce ablation --suite cifar10-c --family resnet-20 --checkpoint resnet20.th --data cifar10`
     """
     from mergetta.bench.reproduce import chosen_studies
@@ -79,7 +96,8 @@ def command(
 
     console = wide_console()
     named = None if domains == "all" else split(domains)
-    chosen = load_suite(suite, family, checkpoint, data).restricted(None, named, samples, severity)
+    whole = load_suite(suite, family, checkpoint, data).with_streams(batch_size, passes=passes)
+    chosen = whole.restricted(None, named, samples, severity)
     setting = Setting(chosen, tuple(range(seeds)), tuple(named or chosen.domains), asked=domains is not None)
     store, studies = cache or default_cache(), chosen_studies(what)
     if dry_run:
