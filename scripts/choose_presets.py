@@ -3,8 +3,8 @@
     python scripts/choose_presets.py fashion-bn      # about 15 minutes on 2 cores
     python scripts/choose_presets.py fashion-vit
 
-Prints the average error of each candidate in the last of five passes over 4,000 images of four domains, one of each kind,
-one seed, and beside it the error in the first pass; the best in the last one wins.
+Prints the average error of each candidate in the last of five passes over 4,000 images of four domains, one of each
+kind, one seed, and beside it the error in the first pass; the best in the last one wins.
 """
 
 from __future__ import annotations
