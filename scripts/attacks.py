@@ -22,8 +22,9 @@ import numpy as np
 import torch
 
 from mergetta import Bundle, Expert, MergettaError, RaceMerge, TorchRuntime, build_bundle
-from mergetta.bench.inputs import family_of, target_of, training_of
+from mergetta.bench.inputs import family_of, place_of, target_of, training_of
 from mergetta.bench.pools import make_expert
+from mergetta.bench.protocol import measured
 from mergetta.bench.store import Store as Results
 from mergetta.bench.store import default_cache
 from mergetta.bench.suite import load_suite
@@ -45,6 +46,8 @@ TARGETS = tuple(OPTIONS.targets)
 SUITE = load_suite(OPTIONS.suite).restricted(samples=1000, severity=OPTIONS.severity)
 SUITE = SUITE.model_copy(update={"expert_samples": 3000})
 RUNTIME = TorchRuntime(family_of(SUITE))
+SOURCE = measured("features", place_of(SUITE), 64, None)
+"""What features look like on clean images: an exported model has it, for families without BatchNorm."""
 BASE, NAMES = RUNTIME.groups, learnable(RUNTIME.groups)
 Upload = tuple[str, Expert]
 """A token, and what it uploads."""
@@ -244,7 +247,7 @@ def errors(bundle: Bundle, target: str) -> tuple[float, float]:
     wrong = [np.argmax(RUNTIME(x, merged).logits, 1) != y for x, y in domain.stream(0, 200)]
     online = []
     for order in range(OPTIONS.orders):
-        adapter = RaceMerge(RUNTIME, bundle)
+        adapter = RaceMerge(RUNTIME, bundle, source=SOURCE)
         online += [np.argmax(adapter.predict(x), 1) != y for x, y in domain.stream(order, 64)]
     return 100 * float(np.concatenate(wrong).mean()), 100 * float(np.concatenate(online).mean())
 

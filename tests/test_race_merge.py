@@ -13,6 +13,7 @@ from mergetta.adapters.forward_only.normaliser import Aligner, Normaliser, Plain
 from mergetta.adapters.forward_only.race_merge import RaceMerge, RaceSettings
 from mergetta.adapters.forward_only.source_features import SourceFeatures
 from mergetta.losses.probabilities import softmax
+from mergetta.runtimes.base import Output
 from tests.confidence import CLASSES, HELD, Confidence, assert_same_state, expert, passes_of, race_merge, score
 
 
@@ -32,11 +33,11 @@ def test_scale_by_hand(evenly: np.ndarray) -> None:
 def test_probe_by_hand(evenly: np.ndarray) -> None:
     adapter = race_merge(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1, scale=False)
     adapter.predict(evenly)
-    odds = np.exp((score(2.0) - score(1.25)) / 0.1)  # two have been tried; caution is the same
-    np.testing.assert_allclose(adapter.weights, [(odds + 0.5) / (1 + odds), 0.5 / (1 + odds), 0], atol=1e-6)
+    odds = np.exp((score(1.25) - 0.04 - score(1.0)) / 0.1)  # two have been tried; members cost caution
+    np.testing.assert_allclose(adapter.weights, np.array([odds / 2, odds / 2, 1]) / (1 + odds), atol=1e-6)
     assert not adapter.settled
     adapter.predict(evenly)
-    # shown in this order: the uniform mixture of the experts (1.25), then the experts, then the source model (1)
+    # shown in this order: the uniform mixture of the experts (1.25), then the source model (1), then the experts
     exponents = (np.array([score(1.25), score(2.0), score(0.5), score(1.0)]) - 0.04 * np.array([1, 1, 1, 0])) / 0.1
     shares = np.exp(exponents) / np.exp(exponents).sum()
     np.testing.assert_allclose(
@@ -56,7 +57,7 @@ def test_everything_is_shown_once(evenly: np.ndarray) -> None:
         assert adapter.race.trials.count == len(adapter.race.scores) == tried
         assert adapter.race.over == (tried == 6)
     assert len(adapter.race.candidates) == 6
-    expected = [score(value) for value in (1.25, 1.5, 2.0, 2.0, 0.5, 1.0)]
+    expected = [score(value) for value in (1.25, 1.0, 1.5, 2.0, 2.0, 0.5)]
     np.testing.assert_allclose(adapter.race.scores, expected, rtol=1e-5)
 
 
@@ -250,15 +251,45 @@ def test_a_state_of_other_experts_is_refused(evenly: np.ndarray) -> None:
 
 
 def test_the_first_mixture_is_tested_at_once(evenly: np.ndarray) -> None:
-    """Five of ten candidates are; one after every eighth of single frames meanwhile."""
+    """Five of ten candidates are, and the source model; one after every eighth of single frames meanwhile."""
     runtime, experts = Confidence(), [expert(1 + i / 10) for i in range(6)]
     adapter = race_merge(runtime, experts, eager=True)
-    assert passes_of(adapter, runtime, evenly[:HELD], 3) == [7, 2, 2]  # two of its own for a new domain
-    assert adapter.race.trials.count == 7
+    assert passes_of(adapter, runtime, evenly[:HELD], 3) == [8, 2, 2]  # two of its own for a new domain
+    assert adapter.race.trials.count == 8
     adapter = race_merge(runtime, experts, eager=True)
     counts = [n for i in range(2 * HELD) for n in passes_of(adapter, runtime, evenly[i : i + 1], 1)]
-    assert max(counts) == 1 + HELD and [i for i, n in enumerate(counts) if n > 2] == [70, 78, 86, 94, 102]
-    assert adapter.race.trials.count == 5
+    assert max(counts) == 1 + HELD and [i for i, n in enumerate(counts) if n > 2] == [70, 78, 86, 94, 102, 110]
+    assert adapter.race.trials.count == 6
+
+
+class Piling(Confidence):
+    """With a weight below zero it says the last class of everything."""
+
+    def __call__(self, images: np.ndarray, groups: Any = None, given: Any = 0.0, moments: bool = False) -> Output:
+        output = super().__call__(images, groups, given, moments)
+        weight = (self.groups if groups is None else groups)["n.weight"]
+        logits = output.logits if weight > 0 else 0 * output.logits + 9 * np.eye(CLASSES, dtype=np.float32)[-1]
+        return output._replace(logits=logits)
+
+
+def test_a_mixture_that_says_one_class_of_everything_is_tested(evenly: np.ndarray) -> None:
+    """Crafted experts can make of the first mixture one that finds no images mixed, and so is never compared. To the
+    source model they look mixed; and the first batch gets the answer of who has won by then.
+    """
+    adapter = race_merge(Piling(), [expert(2.0), expert(-9.0)], eager=True)
+    first = adapter.predict(evenly)
+    assert adapter.race.begun and (first.argmax(axis=1) == evenly[:, 0, 0, :CLASSES].argmax(axis=1)).all()
+    for _ in range(3):
+        adapter.predict(evenly)
+    assert adapter.race.over and adapter.weights[1] == 0
+
+
+def test_where_classes_come_one_by_one_nobody_is_tested(evenly: np.ndarray) -> None:
+    """To the source model they do not look mixed either."""
+    adapter = race_merge(Piling(), [expert(2.0), expert(-9.0)], eager=True)
+    for _ in range(3):
+        adapter.predict(np.repeat(evenly[:1], HELD, axis=0))
+        assert not adapter.race.begun and adapter.race.trials.held is None
 
 
 def test_a_contributor_gains_nothing_by_many_uploads(evenly: np.ndarray) -> None:

@@ -52,13 +52,16 @@ class Candidates:
             raise MergettaError("The members' signatures are not of this model.")
 
     def ordered(self, signature: NDArray[Any] | None, carried: Vector | None = None) -> list[Any]:
-        """The first mixture, unless one is `carried` over, and who is tried in which order, by similarity."""
+        """The first mixture, unless one is `carried` over, and who is tried in which order, by similarity; the source
+        model right after the first, so that what is worse is known at once.
+        """
         first = order = self.mean
         if self.signatures is not None and signature is not None:
             order = by_similarity(self.signatures, signature, prior=self.prior)
             first = self.share * self.mean + (1 - self.share) * order
         first = first if carried is None else carried
-        return [first, *self.multiples, np.eye(self.size)[np.argsort(-order, kind="stable")]]
+        each = np.eye(self.size)
+        return [first, each[-1], *self.multiples, each[np.argsort(-order[:-1], kind="stable")]]
 
 
 def is_finite(bundle: Bundle, weights: Vector) -> bool:

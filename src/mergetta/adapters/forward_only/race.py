@@ -59,17 +59,28 @@ class Race:
             self._weights = self.scores, self._mixture()
         return self._weights[1]
 
+    @property
+    def _tried(self) -> tuple[NDArray[Any], Vector]:
+        """Who has been, and their scores less the caution."""
+        tried = self.candidates[: len(self.scores)]
+        return tried, self.scores - self.rules[0] * np.sqrt(tried[:, :-1].sum(axis=1))
+
     def _mixture(self) -> Vector:
-        tried = self.candidates[: max(1, len(self.scores))]
-        caution, temperature = self.rules
-        exponents = (self.scores - caution * np.sqrt(tried[:, :-1].sum(axis=1))) / temperature
-        return np.asarray(soften(exponents) @ tried) if len(self.scores) else tried[0]
+        tried, scores = self._tried
+        return np.asarray(soften(scores / self.rules[1]) @ tried) if len(scores) else self.candidates[0]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the first candidate is known to be worse than the source model."""
+        tried, scores = self._tried
+        return bool((scores[:1] < scores[tried[:, -1] == 1]).any())
 
     def run(
         self, images: NDArray[Any], p: NDArray[Any], predict: Callable[[NDArray[Any], Vector], NDArray[Any]]
     ) -> None:
         """Take in images of the stream with their predictions; as many are shown to candidates."""
-        self.trials.hold(images, p)
+        source = np.eye(self.candidates.shape[1])[-1]
+        self.trials.hold(images, p, lambda held: predict(held, source))
         count = len(self.candidates)
         new = self.trials.show(len(images), count, lambda part, index: predict(part, self.candidates[index]))
         if new:

@@ -15,7 +15,7 @@ from mergetta.streams.domain import predicted
 from mergetta.streams.state import Field, checked
 
 AHEAD = 8
-"""Images that the first half of the candidates is shown for each of the stream, at most."""
+"""Images that the source model and half of the others are shown for each of the stream, at most."""
 BROKEN = 1e6
 """Mean entropy of a candidate whose predictions are no numbers: it gets no weight."""
 IMAGES = Field((None, None, None, None), low=-1e6, high=1e6)
@@ -25,7 +25,8 @@ class Trials:
     """Holds images back until there are enough that look mixed; then shows them to one candidate after the other.
 
     Classes that come one by one would mislead: a candidate that is varied over them would be wrong. So images that do
-    not look mixed are let go, and others are held back.
+    not look mixed are let go, and others are held back. What predicts may itself be why they do not: poisoned, it piles
+    up predictions on few classes, and would never be put to the test. So the source model is asked too.
 
     Parameters
     ----------
@@ -34,12 +35,14 @@ class Trials:
     least
         How mixed their predicted classes must look (`streams.classes.mixed`).
     eager
-        Whether the first half of the candidates is shown up to eight images for each of the stream; the others have one
-        for each.
+        Whether the first candidates (one, and half of the others) are shown up to eight images for each of the stream;
+        the others have one for each.
+    source
+        How mixed they must look to the source model, if it is asked.
     """
 
-    def __init__(self, size: int, least: float, classes: int, eager: bool = False) -> None:
-        self.size, self.least, self.classes, self.eager = size, least, classes, eager
+    def __init__(self, size: int, least: float, classes: int, eager: bool = False, source: float = 1.0) -> None:
+        self.size, self.least, self.classes, self.eager, self.source = size, least, classes, eager, source
         self.held: NDArray[Any] | None = None
         """As bytes if nothing is lost by it."""
         self._room: NDArray[Any] = np.empty(0, np.uint8)
@@ -54,8 +57,13 @@ class Trials:
     def begun(self) -> bool:
         return self.count > 0
 
-    def hold(self, images: NDArray[Any], probabilities: NDArray[Any]) -> None:
-        """Keep images until there are enough."""
+    def hold(
+        self,
+        images: NDArray[Any],
+        probabilities: NDArray[Any],
+        source: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+    ) -> None:
+        """Keep images until there are enough that look mixed, as they are predicted or to the source model."""
         if self.held is not None and len(self.held) == self.size:
             return
         same = self.held is not None and self.held.shape[1:] == images.shape[1:]
@@ -70,7 +78,8 @@ class Trials:
         self.held = self._room[:both]
         self.labels = (self.labels if same else 0) + predicted(probabilities[: len(new)])
         if both == self.size and mixed(self.labels) < self.least:
-            self.held = None
+            opinion = np.zeros(self.classes) if source is None else predicted(source(self.held))
+            self.held = self.held if mixed(opinion) >= self.source else None
 
     def show(self, images: int, candidates: int, predict: Callable[[NDArray[Any], int], NDArray[Any]]) -> list[float]:
         """Show the held images to the candidates whose turn it is: to the next one whenever the stream has had as many.
@@ -81,7 +90,7 @@ class Trials:
         scores: list[float] = []
         if self.held is None or len(self.held) < self.size or self.count >= candidates:
             return scores
-        at_once = (candidates // 2 - self.count) * self.size - self.owed
+        at_once = (candidates // 2 + 1 - self.count) * self.size - self.owed
         self.owed += max(images, min(AHEAD * images, at_once)) if self.eager else images
         while self.count < candidates and self.owed >= self.size:
             p = predict(self.held, self.count)
@@ -113,7 +122,7 @@ class Trials:
         held = found.get("held", np.zeros(1))
         if not held.size or len(held) > self.size:
             raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
-        new = Trials(self.size, self.least, self.classes, self.eager)
+        new = Trials(self.size, self.least, self.classes, self.eager, self.source)
         new.count, new.owed, new.labels = int(found["count"]), int(found["owed"]), found["labels"]
         if f"{prefix}held" in state:
             new.held = packed(unpacked(state[f"{prefix}held"]))
