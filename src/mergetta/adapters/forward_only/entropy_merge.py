@@ -1,4 +1,4 @@
-"""Experts merged anew for every batch, wsevened by how certain each of them is of it."""
+"""Experts merged anew for every batch, weighted by how certain each of them is of it."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class EntropyMerge(Adapter):
         self.temperature, self.given = temperature, given
 
     def predict(self, images: Array) -> Array:
-        return self._run(images, self.merged(self.wsevens(images)))
+        return self._run(images, self.merged(self.weights(images)))
 
-    def wsevens(self, images: Array) -> Vector:
+    def weights(self, images: Array) -> Vector:
         """Of each expert in the batch's merge."""
         certain = [float(entropy(to_numpy(self._run(images, groups))).mean()) for groups in self.experts]
         return np.asarray(softmax(-np.array(certain) / self.temperature))
 
-    def merged(self, wsevens: Vector) -> dict[str, Vector]:
+    def merged(self, weights: Vector) -> dict[str, Vector]:
         names = self.experts[0]
         return {
-            name: np.tensordot(wsevens, [groups[name] for groups in self.experts], axes=1).astype(np.float32)
+            name: np.tensordot(weights, [groups[name] for groups in self.experts], axes=1).astype(np.float32)
             for name in names
         }
 
