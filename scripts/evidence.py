@@ -8,7 +8,8 @@ python scripts/evidence.py commands > run.sh   # all that measures the tables; `
 A run is called by its settings (`slug_of`), and its summary is `docs/results/runs/SLUG.json`: errors per method, domain
 and seed, with a digest of the code. `docs/results/runs/tables.yaml` says which cell comes from which run. A table is
 what stands between `<!-- measured: NAME -->` and `<!-- end -->`. A cell whose run is not kept stays as it is in the
-page, and is marked with §; `tests/test_evidence.py` fails where a page and the summaries differ.
+page, and is marked with §; a row of which nothing is known yet is left out. `tests/test_evidence.py` fails where a
+page and the summaries differ.
 """
 
 from __future__ import annotations
@@ -140,12 +141,14 @@ class Cell:
     run: str
     method: str
     value: str = "average"
-    """`average` over domains, `forwards` per image, `pass N`, `last pass`, or `last quarter`: the last two of ten."""
+    """`average` over domains, one of them, `forwards` per image, `pass N`, `last pass`, or `last quarter` of ten."""
 
 
 def value_of(entry: dict[str, Any], value: str) -> Number:
     if value == "forwards":
         return Number(entry["forwards"], None)
+    if value in entry["errors"]:
+        return number(entry["errors"][value])
     if value == "average":
         return number(np.mean(list(entry["errors"].values()), axis=0).tolist())
     passes = np.array(entry["passes"])
@@ -217,7 +220,8 @@ class Pages:
         lines.append(f"|---|{'---:|' * len(table['columns'])}")
         for row in table["rows"]:
             name_, texts = self.row(row, row.get("marks", marks), old.get(row["name"], []), table)
-            lines.append(f"| {' | '.join([name_, *texts])} |")
+            if any(texts):
+                lines.append(f"| {' | '.join([name_, *texts])} |")
         lines = [re.sub(r"  +", " ", line) for line in lines]
         foot = ["", FOOTNOTE] if UNKEPT in "\n".join(lines) else []
         return "\n".join([f"<!-- measured: {name} -->", "", *lines, *foot, "", "<!-- end -->"])

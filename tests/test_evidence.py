@@ -62,7 +62,9 @@ def checkout(evidence: ModuleType, folder: Path, page: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/results/{name}.md" for name in ("streams", "long", "peers"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/results/{name}.md" for name in ("streams", "long", "peers", "imagenet"))]
+)
 def test_pages_are_what_the_runs_say(evidence: ModuleType, page: str) -> None:
     """If not, a number was changed by hand, or a summary without its pages: `python scripts/evidence.py render`."""
     pages = evidence.Pages(ROOT)
@@ -111,6 +113,7 @@ def test_a_summary_is_small_and_has_no_paths(evidence: ModuleType) -> None:
         "1.00",
     ]
     assert evidence.shown(summary["methods"]["cola"], "last pass") == "10.0 ± 0.0"
+    assert evidence.shown(summary["methods"]["cola"], "snow") == "12.0 ± 1.4"
     assert evidence.shown(summary["methods"]["cola"], "last quarter") == "15.2 ± 0.4"
 
 
