@@ -52,7 +52,7 @@ class Exact(Refinement):
             self.names = list(learnable(adapter.bundle.base))
             self.directions = [np.eye(adapter.bundle.base[name].size) for name in self.names]
             self.size = sum(map(len, self.directions))
-            self.point, self.mean = np.zeros(self.size), np.zeros(self.size)
+            self.point, self.mean, self.square = (np.zeros(self.size) for _ in range(3))
             self.duel.best = self.point
 
     def _gradient(self, images: NDArray[Any], logits: NDArray[Any], forward: Forward, start: Vector) -> Vector:

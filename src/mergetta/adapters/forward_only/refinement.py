@@ -31,7 +31,7 @@ LARGEST = 2**20
 """Numbers that the Jacobian has at most, or one for each class and coordinate: with more classes, several share one."""
 LEAST = -1e30
 """No logit is less: of a class that is ruled out it may be −∞, which no state can hold."""
-VECTORS = ("point", "mean", "average")
+VECTORS = ("point", "mean", "square", "average")
 """What a state keeps of a refinement as it is."""
 FARTHEST = 1000.0
 """No coordinate is larger: that is beyond all steps together."""
@@ -46,9 +46,9 @@ class RefineSettings:
     delta: float = 0.1
     """How far a perturbation goes, in units of how far members go along a direction."""
     lr: float = 0.05
-    """Of a step, in the same units: root mean square over the coordinates, if all gradients agreed."""
+    """Of Adam, in the same units."""
     momentum: float = 0.98
-    """Of the mean gradient: what single sets of images say is noisy."""
+    """Of Adam's mean: what single sets of images say is noisy."""
     fade: float = 0.9
     """What moments of the stream, taken before a step, count for after it."""
     pull: float = 0.01
@@ -83,8 +83,7 @@ class Refinement:
     - **Loss**: ROID's, with the weights of the unperturbed pass. The likelihood ratio of the images, and the
       cross-entropy of a second view of those that ROID keeps, with the prediction of the first as its target. Their
       gradients in the logits are exact.
-    - **Step**: the mean of Jᵀ ∂loss/∂logits so far, divided by the root mean square of all coordinates together, and a
-      pull back to the mixture. (Adam divides each by its own, and so goes as far where there is nothing but noise.)
+    - **Step**: Adam on Jᵀ ∂loss/∂logits, and a pull back to the mixture.
     - **Duel**: after 24 steps the point rests, and meets the best one so far on 8 sets of images, each with the batch's
       own statistics. The score is that of the race, information. Who loses is left: steps that please a loss need not
       be right.
@@ -104,7 +103,7 @@ class Refinement:
         self.settings = settings or RefineSettings()
         self.names, self.directions = directions(bundle, self.settings.rank)
         self.size = sum(len(each) for each in self.directions)
-        self.point, self.mean, self.square = np.zeros(self.size), np.zeros(self.size), 0.0
+        self.point, self.mean, self.square = (np.zeros(self.size) for _ in range(3))
         self.classes = classes
         self.cells = min(classes, max(1, LARGEST // max(1, classes * self.size)))
         self.jacobian = Jacobian(self.cells, classes, self.size)
@@ -226,17 +225,17 @@ class Refinement:
             moments.restore(self.duel.moments)
 
     def _move(self, gradient: Vector, step: int) -> None:
-        """Momentum of one length for all coordinates, and the pull."""
+        """Adam (Kingma and Ba 2015), and the pull."""
         chosen = self.settings
         self.mean = chosen.momentum * self.mean + (1 - chosen.momentum) * gradient
-        self.square = 0.999 * self.square + 0.001 * float(np.mean(gradient**2))
+        self.square = 0.999 * self.square + 0.001 * gradient**2
         scale = np.sqrt(self.square / (1 - 0.999**step)) + 1e-8
         moved = self.point - chosen.lr * 0.5**self.duel.lost * self.mean / (1 - chosen.momentum**step) / scale
         self.point = (1 - chosen.pull) * moved
 
     def state(self, prefix: str) -> dict[str, Any]:
         own: dict[str, Any] = {name: getattr(self, name).copy() for name in VECTORS}
-        own |= {"steps": self.steps, "idle": self.idle, "square": self.square}
+        own |= {"steps": self.steps, "idle": self.idle}
         if self.held:
             own |= {"held": packed(np.concatenate(self.held)), "logits": np.concatenate(self.logits)}
         jacobian = self.jacobian.state(f"{prefix}jacobian.") if self.steps and not self.over else {}
@@ -251,17 +250,16 @@ class Refinement:
             "idle": count,
             "point": Field((self.size,), low=-FARTHEST, high=FARTHEST),
             "mean": each,
-            "square": Field(low=0),
+            "square": Field((self.size,), low=0),
             "average": Field((self.classes,), low=0),
         }
         if f"{prefix}held" in state:
             fields |= {"held": IMAGES, "logits": Field((None, self.classes))}
         found = checked(state, fields, prefix)
-        if np.abs(found["mean"]).max(initial=0) > 32 * np.sqrt(self.size * found["square"]) + 1e-12:
+        if (np.abs(found["mean"]) > 32 * np.sqrt(found["square"]) + 1e-12).any():  # whatever the gradients were
             raise MergettaError(f"This state does not fit the adapter: {prefix}mean.")
         new = Refinement(self.bundle, self.classes, self.least, self.settings)
         new.steps, new.idle, new.duel = int(found["steps"]), int(found["idle"]), self.duel.restored(state, prefix)
-        new.square = float(found["square"])
         for name in VECTORS:
             setattr(new, name, found[name])
         if "held" in found:
