@@ -1,0 +1,169 @@
+"""A race of candidates: what scores make of weights, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mergetta import MergettaError
+from mergetta.adapters.forward_only.race import Race
+from mergetta.adapters.forward_only.trials import BROKEN, Trials
+from mergetta.losses.information import information
+from tests.trial_images import CLASSES, SIZE, assert_same_state, images_of, sure, uncertain
+
+CANDIDATES = np.array([[0.5, 0.5, 0.0], [2.0, 2.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+"""The last weight is the source model's."""
+
+
+def race_of(candidates: np.ndarray = CANDIDATES, caution: float = 0.04, temperature: float = 0.1) -> Race:
+    return Race(Trials(SIZE, 0.5, CLASSES), candidates, caution, temperature)
+
+
+def by_first_weight(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Predictions that depend on the image and on the candidate, here its weights."""
+    return uncertain(images, int(2 * weights[0]))
+
+
+def run(race: Race, portion: int = SIZE) -> None:
+    labels = [i % CLASSES for i in range(portion)]
+    race.run(images_of(labels), sure(labels), by_first_weight)
+
+
+class TestRace:
+    def test_until_somebody_has_been_tried_it_is_the_first(self) -> None:
+        race = race_of()
+        for _ in range(3):
+            assert not race.begun and not race.over
+            np.testing.assert_array_equal(race.weights, CANDIDATES[0])
+            run(race, 2)
+
+    def test_weights_by_hand(self) -> None:
+        """Members have 1, 4, 1 and 0 of the candidates' weights: a caution of 0.04, 0.08, 0.04 and 0."""
+        race = race_of()
+        race.scores = np.array([1.0])
+        np.testing.assert_allclose(race.weights, [0.5, 0.5, 0])
+        race.scores = np.array([1.0, 1.1])  # 0.96 and 1.02
+        odds = np.exp(0.06 / 0.1)
+        each = (0.5 + 2 * odds) / (1 + odds)
+        np.testing.assert_allclose(race.weights, [each, each, 0])
+        assert not race.over
+        race.scores = np.array([1.0, 1.1, 1.06, 0.96])  # 0.96, 1.02, 1.02 and 0.96
+        total = 2 + 2 * odds
+        np.testing.assert_allclose(race.weights, np.array([0.5 + 3 * odds, 0.5 + 2 * odds, 1]) / total)
+        assert race.over
+
+    def test_what_is_shown_is_what_is_scored(self) -> None:
+        race, counts = race_of(), []
+        while not race.over:
+            run(race)
+            counts.append(len(race.scores))
+            assert race.trials.count == counts[-1]
+        assert counts == [1, 2, 3, 4]
+        images = images_of([0] * SIZE)
+        expected = [information(by_first_weight(images, weights)) for weights in CANDIDATES]
+        np.testing.assert_allclose(race.scores, expected, rtol=1e-9)
+        assert race.trials.held is None
+
+    @given(st.lists(st.floats(-3, 3), min_size=1, max_size=40))
+    def test_without_caution_the_best_has_most(self, scores: list[float]) -> None:
+        race = race_of(np.eye(len(scores) + 1)[:-1], caution=0, temperature=0.01)
+        race.scores = np.array(scores)
+        assert scores[int(race.weights.argmax())] == pytest.approx(max(scores), abs=1e-9)
+        assert race.weights.sum() == pytest.approx(1)
+        assert race.weights.min() >= 0
+
+    @pytest.mark.parametrize("broken", range(4))
+    def test_what_is_broken_gets_no_weight(self, broken: int) -> None:
+        """Whenever it is tried, and although nobody is known to be better until the second has been."""
+        race, labels = race_of(np.eye(4)), [i % CLASSES for i in range(SIZE)]
+
+        def predict(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
+            p = uncertain(images, int(weights.argmax()))
+            return np.full_like(p, np.nan) if weights[broken] else p
+
+        for tried in range(1, 5):
+            race.run(images_of(labels), sure(labels), predict)
+            assert np.isfinite(race.scores).all()
+            others = [i for i in range(tried) if i != broken]
+            assert np.flatnonzero(race.weights).tolist() == (others or [0])
+        assert race.over
+
+    def test_if_all_are_broken_weights_are_numbers(self) -> None:
+        race = race_of(np.eye(4), caution=0)
+        race.scores = np.full(4, -BROKEN)
+        np.testing.assert_allclose(race.weights, 1 / 4)
+
+    @pytest.mark.parametrize("portions", [[], [5], [SIZE], [SIZE, 12], [SIZE] * 4])
+    def test_a_state_goes_on_exactly(self, portions: list[int]) -> None:
+        race = race_of()
+        for portion in portions:
+            run(race, portion)
+        state = race.state()
+        assert all(name in ("candidates", "scores") or name.startswith("trials.") for name in state)
+        again = race_of(np.eye(3)).restored(state)  # its candidates are those of the state
+        assert_same_state(again.state(), state)
+        while not race.over:
+            for each in (race, again):
+                run(each, 3)
+            assert_same_state(again.state(), race.state())
+            np.testing.assert_array_equal(again.weights, race.weights)
+        assert again.over
+
+    def test_a_state_is_a_copy(self) -> None:
+        race = race_of()
+        run(race)
+        state = race.state()
+        for each in (race, race.restored(state)):
+            each.scores *= 2
+            each.candidates *= 2
+        np.testing.assert_array_equal(state["candidates"], CANDIDATES)
+        assert state["scores"].tolist() == [race.scores[0] / 2]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"scores": np.zeros(0)},
+            {"scores": np.zeros(1)},
+            {"scores": np.zeros(3)},
+            {"scores": np.zeros(5)},
+            {"scores": np.zeros((2, 1))},
+            {"scores": np.array(1.0)},
+            {"scores": np.array([1.0, np.nan])},
+            {"scores": np.array([1.0, np.inf])},
+            {"scores": np.array(["1", "1"])},
+            {"scores": np.zeros(2, complex)},
+            {"scores": [[1], [1, 2]]},
+            {"scores": None},
+            {"scores": np.zeros(5), "trials.count": 5},  # more than there are candidates
+            {"trials.count": 1},
+            {"trials.count": 3},
+            {"candidates": CANDIDATES[:1]},
+            {"candidates": CANDIDATES[:0]},
+            {"candidates": CANDIDATES[:0], "scores": np.zeros(0), "trials.count": 0},
+            {"candidates": CANDIDATES[:, :2]},
+            {"candidates": CANDIDATES[0]},
+            {"candidates": -CANDIDATES},
+            {"candidates": np.full((4, 3), np.nan)},
+        ],
+    )
+    def test_hostile_states_are_refused(self, wrong: dict[str, Any]) -> None:
+        race, other = race_of(), race_of()
+        run(race)
+        for _ in range(2):
+            run(other)
+        good, before = other.state(), race.state()
+        with pytest.raises(MergettaError, match="does not fit"):
+            race.restored({**good, **wrong})
+        assert_same_state(race.state(), before)
+        assert_same_state(race.restored(good).state(), good)
+
+    @pytest.mark.parametrize("name", ["candidates", "scores", "trials.count"])
+    def test_a_state_that_lacks_something_is_refused(self, name: str) -> None:
+        state = race_of().state()
+        del state[name]
+        with pytest.raises(MergettaError, match=f"it has no '{name}'"):
+            race_of().restored(state)
