@@ -94,12 +94,11 @@ def command(
     from mergetta.bench.store import default_cache
     from mergetta.bench.suite import load_suite
 
-    console = wide_console()
     named = None if domains == "all" else split(domains)
     whole = load_suite(suite, family, checkpoint, data).with_streams(batch_size, passes=passes)
     chosen = whole.restricted(None, named, samples, severity)
     setting = Setting(chosen, tuple(range(seeds)), tuple(named or chosen.domains), asked=domains is not None)
-    store, studies = cache or default_cache(), chosen_studies(what)
+    store, studies, console = cache or default_cache(), chosen_studies(what), wide_console()
     if dry_run:
         show_plan(studies, setting, store, console)
         return
