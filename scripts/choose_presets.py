@@ -28,7 +28,7 @@ CANDIDATES = {
 
 
 def main(name: str) -> None:
-    suite = load_suite(name).with_streams(passes=5).restricted(domains=FEW, severity=3)
+    suite = load_suite(name).with_streams(passes=5).restricted(severity=3)
     faithful = suite.methods["zo-merge"]
     methods = {"merge": suite.methods["merge"], "zo-merge (paper)": faithful}
     for changes, delta, lr in CANDIDATES[name]:
@@ -38,7 +38,7 @@ def main(name: str) -> None:
         methods[f"{changes or ''} delta={delta} lr={lr}"] = MethodSettings(**settings)
     suite = suite.model_copy(update={"methods": methods})
     with ProcessExecutor() as executor:
-        outcome = run_sweep([Part(suite, "roid", suite.domains, [0])], default_cache(), executor)
+        outcome = run_sweep([Part(suite, "roid", FEW, [0])], default_cache(), executor)
     (records,) = outcome.records
     passes = {m: np.mean([r["passes"] for r in records if r["method"] == m], axis=0) for m in suite.methods}
     for method, errors in sorted(passes.items(), key=lambda item: item[1][-1]):
