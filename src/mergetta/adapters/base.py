@@ -12,7 +12,7 @@ from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import check_base, check_groups
-from mergetta.runtimes.base import Runtime
+from mergetta.runtimes.base import Output, Runtime
 
 ADAPTING, SETTLED = "adapting", "settled"
 
@@ -44,8 +44,20 @@ class Status:
 class Adapter(ABC):
     """Predict, adapt, remember. `state_dict` holds NumPy arrays and plain numbers, so any format can keep it."""
 
+    _features: Array | None = None
+
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+
+    @property
+    def features(self) -> Array | None:
+        """The classifier's input in the last prediction, where a method shows it: what a wrapper may learn from."""
+        return self._features
+
+    def _shown(self, output: Output) -> Array:
+        """Logits to return, with the features that belong to them."""
+        self._features = output.features
+        return output.logits
 
     @abstractmethod
     def predict(self, images: Array) -> Array:
@@ -108,6 +120,10 @@ class Wrapper(Adapter):
 
     def look(self, images: Array) -> Array:
         return self.adapter.look(images)
+
+    @property
+    def features(self) -> Array | None:
+        return self.adapter.features
 
     @property
     def changes(self) -> int:

@@ -64,7 +64,7 @@ def same_run(suite: Suite, expert: str, domain: str, seed: int) -> Cell | None:
     same_stream = suite.order == "mixed" and suite.passes == 1 and suite.batch_size == suite.training_batch_size
     if same_images and same_stream:
         for name, settings in suite.methods.items():
-            plain = not (settings.mirror or settings.runs)
+            plain = not (settings.mirror or settings.runs or settings.head)
             if plain and (settings.adapter, settings.options) == (expert, suite.experts[expert]):
                 return Cell(name, None, domain, seed)
     return None

@@ -139,7 +139,9 @@ def adapting(runtime: Runtime, variant: str, bundle: Bundle | None = None) -> Pr
         given["source"] = some_features(runtime)
     if name == "race-merge" and not has_batch_norm(runtime.structure):
         given["source"] = some_features(runtime)
-    return wrapped(create_adapter(name, runtime, **given, **options), runs=name == "race-merge").predict
+    return wrapped(
+        create_adapter(name, runtime, **given, **options), runs=name == "race-merge", head=name == "race-merge"
+    ).predict
 
 
 def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:

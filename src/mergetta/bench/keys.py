@@ -64,6 +64,8 @@ def modules_of(settings: MethodSettings) -> list[str]:
         code.append("merging.recipes" if settings.bundle.recipe else "merging.build")
     if method.prompts:
         code.append("runtimes.prompted")
+    around = {"mirrored": settings.mirror, "filtered": settings.runs, "head": settings.head}
+    code += [f"adapters.wrappers.{wrapper}" for wrapper, wanted in around.items() if wanted]
     if settings.runtime:
         code += ["runtimes.onnx_runtime", "runtimes.export", "runtimes.quantize"]
     return code

@@ -137,7 +137,7 @@ def run_cell(suite: Suite, cell: Cell, store: Store) -> dict[str, Any]:
     settings = suite.methods[cell.method]
     runtime = runtime_of(suite, settings, cell.seed)
     adapter = create(suite, cell, runtime, store)
-    whole = wrapped(adapter, settings.mirror, settings.runs)
+    whole = wrapped(adapter, settings.mirror, settings.runs, settings.head)
     for visit in cell.visits():
         record = online(suite, visit, adapter, runtime, wrapped=whole)
         store.put_result(cell_key(suite, visit), record)

@@ -51,8 +51,10 @@ class MethodSettings(BaseModel):
     """Average its predictions with those for the mirrored images: what that alone is worth."""
     runs: Literal[True] | None = None
     """Filter its predictions over time where classes come in runs (`adapters/wrappers/filtered.py`)."""
+    head: Literal[True] | None = None
+    """Let the classifier follow the stream (`adapters/wrappers/head.py`)."""
 
-    @field_validator("mirror", "runs", mode="before")
+    @field_validator("mirror", "runs", "head", mode="before")
     @classmethod
     def unless_false(cls, value: object) -> object:
         return None if value is False else value
@@ -214,12 +216,12 @@ class Suite(BaseModel):
         return self.model_copy(update={k: {name: moved(m) for name, m in table.items()} for k, table in tables.items()})
 
     def _known(self, name: str, table: dict[str, MethodSettings]) -> MethodSettings:
-        """A method by name; NAME+mirror and NAME+runs are any method with that wrapper around it."""
+        """A method by name; NAME+mirror, NAME+runs and NAME+head are any method with that wrapper around it."""
         plain, *wrappers = name.split("+")
-        if plain not in table or not {"mirror", "runs"}.issuperset(wrappers):
+        if plain not in table or not {"mirror", "runs", "head"}.issuperset(wrappers):
             raise MergettaError(
-                f"The suite {self.name} has no method {name!r}; choose from {', '.join(table)}, each with +mirror or "
-                "+runs if you like."
+                f"The suite {self.name} has no method {name!r}; choose from {', '.join(table)}, each with +mirror, "
+                "+runs or +head if you like."
             )
         return table[plain].model_copy(update=dict.fromkeys(wrappers, True))
 

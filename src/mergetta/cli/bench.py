@@ -38,7 +38,7 @@ Methods = Annotated[
     str | None,
     typer.Option(
         help="Only these methods, separated by commas; all: the suite's peers too. NAME+mirror averages two views, "
-        "NAME+runs filters over time where classes come in runs."
+        "NAME+runs filters over time where classes come in runs, NAME+head lets the classifier follow the stream."
     ),
 ]
 Domains = Annotated[str | None, typer.Option(help="Only these target domains, separated by commas.")]

@@ -15,7 +15,7 @@ from rich.progress import track
 from rich.table import Table
 
 from mergetta.cli.options import Checkpoint, DeviceModel, MaybeFamily, Method, device_runtime
-from mergetta.cli.run import MethodOption, Mirror, Runs, parse_option
+from mergetta.cli.run import Head, MethodOption, Mirror, Runs, parse_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,7 @@ def command(
     option: MethodOption = None,
     mirror: Mirror = False,
     runs: Runs = True,
+    head: Head = True,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the tables to this page.")] = None,
 ) -> None:
@@ -69,7 +70,7 @@ def command(
     known = runtime.metadata
     domain = load_labelled(images, labels, known["channels"], known["size"], known["classes"])
     options = dict(parse_option(text) for text in option or ())
-    adapter = create(method, runtime, Bundle.load(bundle, runtime.family), options, mirror, runs)
+    adapter = create(method, runtime, Bundle.load(bundle, runtime.family), options, mirror, runs, head)
     broken: list[str] = []
     batches = readable(domain, seed, batch_size, cast("Order", order), broken.append)
     total = -(-len(domain.labels) // batch_size)

@@ -49,6 +49,9 @@ Runs = Annotated[
         "in their order in time."
     ),
 ]
+Head = Annotated[
+    bool, typer.Option(help="Let the classifier follow the stream, by its closed-form gradient: no further pass.")
+]
 Out = Annotated[
     Path,
     typer.Option(dir_okay=False, help="Predictions: JSON lines, or CSV if it ends in .csv; `-` is standard output."),
@@ -83,6 +86,7 @@ def command(
     option: MethodOption = None,
     mirror: Mirror = False,
     runs: Runs = True,
+    head: Head = True,
     out: Out = Path("predictions.jsonl"),
     state: State = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
@@ -117,7 +121,7 @@ def command(
     }  # fmt: skip
     with Device(
         model, bundle, hub, method=method, options=dict(parse_option(text) for text in option or ()), mirror=mirror,
-        runs=runs, threads=threads, resize=resize, state=state, out=out, **(connection if hub else {}),
+        runs=runs, head=head, threads=threads, resize=resize, state=state, out=out, **(connection if hub else {}),
     ) as running:  # fmt: skip
         agent = running.agent
         assert agent.predictions is not None

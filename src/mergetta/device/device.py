@@ -42,6 +42,8 @@ class Device:
         Whether mirrored images are looked at too.
     runs
         Whether predictions are filtered over time where classes come in runs. Frames must come in their order in time.
+    head
+        Whether the classifier follows the stream, by its closed-form gradient.
     threads
         Per operator of ONNX Runtime (default: its own choice).
     resize
@@ -71,6 +73,7 @@ class Device:
         options: Mapping[str, Any] | None = None,
         mirror: bool = False,
         runs: bool = True,
+        head: bool = True,
         threads: int | None = None,
         resize: bool = True,
         state: str | Path | None = None,
@@ -95,7 +98,7 @@ class Device:
                 merged = link.start(bundle_of(state) if state else None)
             else:
                 merged = bundle if isinstance(bundle, Bundle) else Bundle.load(str(bundle), runtime.family)
-            adapter = create(method, runtime, merged, options or {}, mirror, runs)
+            adapter = create(method, runtime, merged, options or {}, mirror, runs, head)
             id = link.id if link else merged.digest
             self.agent = Agent(adapter, id, self.classes, out, state, link, generation=generation_of(merged))
             stack.callback(self.agent.close)

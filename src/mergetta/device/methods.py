@@ -45,9 +45,17 @@ METHODS: dict[str, Callable[[OnnxRuntime, Bundle, Options], Adapter]] = {"race-m
 
 
 def create(
-    method: str, runtime: OnnxRuntime, bundle: Bundle, options: Options, mirror: bool = False, runs: bool = True
+    method: str,
+    runtime: OnnxRuntime,
+    bundle: Bundle,
+    options: Options,
+    mirror: bool = False,
+    runs: bool = True,
+    head: bool = True,
 ) -> Adapter:
-    """A method by name; with `mirror`, of two views of each image; with `runs`, filtered where classes come in runs."""
+    """A method by name; with `mirror`, of two views of each image; with `runs`, filtered where classes come in runs;
+    with `head`, its classifier follows the stream.
+    """
     if method not in METHODS:
         raise MergettaError(f"A device runs {' or '.join(METHODS)}, not {method!r}.")
     reserved = {"bundle", "source", "normalise", "settings", "keep_history"} & set(options)
@@ -59,4 +67,4 @@ def create(
         raise
     except (TypeError, ValueError) as error:
         raise MergettaError(f"An option of {method} has a wrong value: {error}.") from error
-    return wrapped(adapter, mirror, runs)
+    return wrapped(adapter, mirror, runs, head)

@@ -114,13 +114,14 @@ class BackpropAdapter(Adapter):
             self._learn(False)
         self.skipped += not moved
         self.steps += 1
+        self._features = None if self.output is None else self.output.features
         logits = evaluation.logits.detach()
         self.loss.observe(logits)
         logits = self.returned(logits)
         return logits if isinstance(images, Tensor) else logits.numpy(force=True)
 
     def look(self, images: Array) -> Array:
-        logits = self.returned(self.runtime(self.runtime.tensor(images), self.groups).logits)
+        logits = self.returned(self._shown(self.runtime(self.runtime.tensor(images), self.groups)))
         return logits if isinstance(images, Tensor) else logits.numpy(force=True)
 
     def _learn(self, on: bool) -> None:

@@ -45,7 +45,7 @@ class AdaBN(Adapter):
         if np.isfinite(now).all():
             self.running = now
         self.batches += 1
-        return output.logits
+        return self._shown(output)
 
     def state_dict(self) -> dict[str, Any]:
         return {"running": self.running.copy(), "batches": self.batches}

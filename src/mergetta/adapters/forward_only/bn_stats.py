@@ -8,4 +8,4 @@ from mergetta.arrays import Array
 
 class BNStats(Adapter):
     def predict(self, images: Array) -> Array:
-        return self.runtime(images).logits
+        return self._shown(self.runtime(images))

@@ -65,10 +65,10 @@ class CoLA(Adapter):
         self.weights = by_similarity(self.signatures, self.running, self.temperature)
         if shifted:
             output = self.runtime(images, self.mixed())
-        return output.logits
+        return self._shown(output)
 
     def look(self, images: Array) -> Array:
-        return self.runtime(images, self.mixed()).logits
+        return self._shown(self.runtime(images, self.mixed()))
 
     def mixed(self) -> dict[str, Vector]:
         weights = self.weights.astype(np.float32)

@@ -15,4 +15,4 @@ class Merge(Adapter):
         self.merged = bundle.merge()
 
     def predict(self, images: Array) -> Array:
-        return self.runtime(images, self.merged).logits
+        return self._shown(self.runtime(images, self.merged))

@@ -154,8 +154,9 @@ class Aligner(Unsampled):
     def _aligned(self, output: Output, moments: NDArray[Any]) -> Output:
         scale = np.sqrt((self.source[1] + 1e-6) / (moments[1] + 1e-6))
         weight, bias = self.classifier
-        features = (to_numpy(output.features) - moments[0]) * scale + self.source[0]
-        return output._replace(logits=beside(features.astype(np.float32) @ weight.T + bias, output.logits))
+        features = ((to_numpy(output.features) - moments[0]) * scale + self.source[0]).astype(np.float32)
+        logits = beside(features @ weight.T + bias, output.logits)
+        return output._replace(logits=logits, features=beside(features, output.features))
 
     def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
         predict, moments = self.runtime.folded(groups), self.moments.value(prior)

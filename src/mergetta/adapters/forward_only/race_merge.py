@@ -228,7 +228,7 @@ class RaceMerge(Adapter):
             self._improve(to_numpy(images), to_numpy(output.logits), p, broken)
             if untested and self.race.lost:
                 output = self._tested(images, output)
-        return output.logits
+        return self._shown(output)
 
     def _tested(self, images: Array, untested: Output) -> Output:
         """What the winners of the first trials say, where the first mixture turns out to be worse than the source."""

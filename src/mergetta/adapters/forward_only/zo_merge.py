@@ -137,14 +137,14 @@ class ZOMerge(Adapter):
     def predict(self, images: Array, adapt: bool = True, learn: bool | None = None) -> Array:
         """Logits of a batch; `adapt=False` takes no step, and leaves the moments as they are unless told to `learn`."""
         self.output = self.normalise(images, self.merged(), learn=adapt if learn is None else learn)
-        logits = self.output.logits
+        logits = self._shown(self.output)
         if adapt and self.point.size:
             self._step(images, logits)
             self.loss.observe(logits)
         return logits
 
     def look(self, images: Array) -> Array:
-        return self.normalise(images, self.merged()).logits
+        return self._shown(self.normalise(images, self.merged()))
 
     def has_gained(self, images: Array) -> bool:
         """Whether the coefficients are at least as certain and diverse on a batch as the initial ones."""

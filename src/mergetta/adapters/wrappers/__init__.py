@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from mergetta.adapters.base import Adapter
 from mergetta.adapters.wrappers.filtered import Filtered
+from mergetta.adapters.wrappers.head import Headed
 from mergetta.adapters.wrappers.mirrored import Mirrored
 
 
-def wrapped(adapter: Adapter, mirror: bool | None = False, runs: bool | None = False) -> Adapter:
-    """A method with what is asked for around it: runs are told by what both views of an image say."""
+def wrapped(
+    adapter: Adapter, mirror: bool | None = False, runs: bool | None = False, head: bool | None = False
+) -> Adapter:
+    """A method with what is asked for around it: runs are told by what both views of an image say to its head."""
+    adapter = Headed(adapter) if head else adapter
     adapter = Mirrored(adapter) if mirror else adapter
     return Filtered(adapter) if runs else adapter
