@@ -84,13 +84,14 @@ class Headed(Wrapper):
     def predict(self, images: Array) -> Array:
         logits = self._predict(images)
         own, features = to_numpy(logits), self._features()
+        fine = np.isfinite(features).all(axis=1) & np.isfinite(own).all(axis=1)
         answers, start = [], 0
         while start < len(own):
             end = start + self.settings.size - sum(len(each) for each, _ in self.held)
-            some = features[start:end], own[start:end]
-            answers.append(self._answer(*some))
-            self.held.append((some[0].copy(), some[1].copy()))
-            if end <= len(own):
+            answers.append(self._answer(features[start:end], own[start:end]))
+            learnt = np.flatnonzero(fine[start:end]) + start
+            self.held.append((features[learnt], own[learnt]))
+            if sum(len(each) for each, _ in self.held) == self.settings.size:
                 self._step(*(np.concatenate(each) for each in zip(*self.held, strict=True)))
                 self.held = []
             start = end
@@ -116,7 +117,7 @@ class Headed(Wrapper):
         """Down the gradient of a set's loss, if its classes look mixed."""
         chosen, logits = self.settings, self._answer(features, own).astype(np.float64)
         p = np.asarray(softmax(logits))
-        if not (np.isfinite(p).all() and np.isfinite(features).all() and mixed(predicted(p)) >= chosen.mixed):
+        if not (np.isfinite(p).all() and mixed(predicted(p)) >= chosen.mixed):
             return
         if self.head is None:
             deviation = features.std(axis=0)
@@ -150,8 +151,7 @@ class Headed(Wrapper):
         if self.head is not None:
             own |= {"weights": self.head.copy(), "scaling": self.scaling.copy()}
         if self.held:
-            features, logits = (np.concatenate(each) for each in zip(*self.held, strict=True))
-            own |= {"features": features, "logits": logits}
+            own["features"], own["logits"] = (np.concatenate(each) for each in zip(*self.held, strict=True))
         return {**super().state_dict(), **{f"head.{name}": value for name, value in own.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
