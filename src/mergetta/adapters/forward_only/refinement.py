@@ -61,6 +61,8 @@ class RefineSettings:
     """Images that share a direction."""
     warm: int = 20
     """Sets of images that only teach the Jacobian, before the first step."""
+    again: int = 2
+    """From then on, every so many sets teach it: it hardly changes."""
     block: int = 32
     """Sets of images from one duel to the next."""
     duel: int = 8
@@ -90,7 +92,8 @@ class Refinement:
 
     Moments belong to a point: with every step those of before fade, and who goes back to a point gets its own back.
 
-    That is 1.5 to 2 more forward passes for each of these images, for at most 212 sets of 64.
+    That is 1.5 to 2 more forward passes for each of these images, for at most 212 sets of 64; after the warm-up every
+    second set is perturbed.
 
     References
     ----------
@@ -203,7 +206,8 @@ class Refinement:
         """Of the loss at a point; None as long as the Jacobian is only being learnt."""
         chosen, rng = self.settings, generator(0, self.steps, "refine")
         cells = logits.argmax(axis=1) % self.cells
-        for first in range(0, len(images), chosen.together):
+        teaching = self.steps <= chosen.warm or self.steps % chosen.again == 0
+        for first in range(0, len(images) if teaching else 0, chosen.together):
             some, z = slice(first, first + chosen.together), rng.standard_normal(self.size)
             change = forward(images[some], self.moved(start + chosen.delta * z)) - logits[some]
             if np.isfinite(change).all():
