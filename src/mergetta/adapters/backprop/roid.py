@@ -37,4 +37,4 @@ class ROID(BackpropAdapter):
                 self.learnt[name].lerp_(first, self.source_share)
 
     def returned(self, logits: Tensor) -> Tensor:
-        return correct_prior(logits) if self.correction else logits  # type: ignore[no-any-return]
+        return correct_prior(logits) if self.correction else logits
