@@ -74,6 +74,10 @@ class Visit:
             self._distances[running] = self.seen.sums, signature, found
         return found
 
+    def is_near(self, signature: NDArray[Any] | None, least: float) -> bool:
+        """Whether the domain is known well enough to tell that it is no farther from this signature."""
+        return self.count >= self.detector.portion and self.distance_from(signature) < least
+
     @property
     def drift(self) -> float:
         """Distance of the last images from the domain that was learnt."""

@@ -9,14 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.adapters.forward_only.normaliser import Aligner, Normaliser, Plain
+from mergetta.adapters.forward_only.normaliser import Aligner, Normalisation, Normaliser, Plain
+from mergetta.adapters.forward_only.refinement import Forward
 from mergetta.adapters.forward_only.source_features import check_source
-from mergetta.arrays import Array
+from mergetta.adapters.forward_only.trials import unpacked
+from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle, Members
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector, has_batch_norm
-from mergetta.runtimes.base import Output, Predict, Runtime
+from mergetta.losses.probabilities import softmax
+from mergetta.runtimes.base import Output, Predict, Runtime, portion_of
 from mergetta.streams.domain import DomainMoments, Variances, between_domains, with_seconds
+
+TOGETHER = 16
+"""Images that a candidate is shown in one pass where they may depend on each other."""
 
 
 class Mixture:
@@ -27,7 +33,7 @@ class Mixture:
     """
 
     def __init__(self, runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None) -> None:
-        self.bundle = bundle
+        self.runtime, self.bundle = runtime, bundle
         self.normalise = normaliser_of(runtime, bundle, moments, source)
         self._merged = lru_cache(2)(self._merge)
         """Of the last two: what predicts, and what is tried."""
@@ -51,22 +57,35 @@ class Mixture:
         run = self.normalise.follow if learn else self.normalise.glance
         return run(images, *self._of(weights), known)
 
-    def once(self, weights: Vector) -> Predict:
-        """A pass for weights that may never be used again."""
-        return self.normalise.once(*self._of(weights))
+    def tried(self, held: NDArray[Any], weights: Vector) -> NDArray[np.float64]:
+        """What a candidate predicts for the images that are held, unpacked a few at a time: probabilities."""
+        predict = self.normalise.once(*self._of(weights))
+        size = TOGETHER if self.normalise.moments is None else portion_of(held)
+        return np.concatenate([probabilities(predict(unpacked(held[i : i + size]))) for i in range(0, len(held), size)])
+
+    def moving(self, weights: Vector) -> tuple[Forward, Forward]:
+        """Logits of images with something added to the groups: normalised as the stream is, or with the statistics of
+        these images themselves.
+        """
+        return (
+            lambda images, moved: to_numpy(self(images, weights, moved=moved).logits),
+            lambda images, moved: to_numpy(self.runtime(images, self.groups(weights, moved)).logits),
+        )
 
     def groups(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
         merged, _ = self._of(weights)
         return {**merged, **{name: merged[name] + vector for name, vector in moved.items()}} if moved else merged
 
-    def folded(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> Predict:
-        """A pass with these weights and the moments as they are now, at the cost of a plain model."""
+    def folded(self, weights: Vector, moved: Mapping[str, Vector] | None = None, home: bool = False) -> Predict:
+        """A pass with these weights and the moments as they are now, at the cost of a plain model: at `home` the source
+        model as it is.
+        """
+        if home:
+            return self.runtime.folded(self.runtime.groups)
         return self.normalise.folded(self.groups(weights, moved), self._of(weights)[1])
 
 
-def normaliser_of(
-    runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None
-) -> Normaliser | Aligner | Plain:
+def normaliser_of(runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None) -> Normalisation:
     """What a family's moments are put to use by."""
     if has_batch_norm(runtime.structure) and moments:
         return Normaliser.of_bundle(runtime, bundle)
@@ -92,3 +111,7 @@ def features_of(members: Members | None, weights: Vector) -> NDArray[Any] | None
     shares = weights / total if total > 0 else np.full(count, 1 / count)
     mean, seconds = np.tensordot(shares, [with_seconds(each) for each in members.features], axes=1)
     return np.stack([mean, np.maximum(seconds - mean**2, 0)])
+
+
+def probabilities(output: Output) -> NDArray[np.float64]:
+    return np.asarray(softmax(to_numpy(output.logits)), dtype=np.float64)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,51 @@ once the share has moved by less than this.
 """
 
 
-class Normaliser:
+class Normalisation(ABC):
+    """A way to put moments to use. Unless it is said otherwise below, every image of a stream is learnt from: a device
+    sees what it wants at no cost, and nothing is gained by folding.
+    """
+
+    moments: DomainMoments | None = None
+
+    @abstractmethod
+    def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
+        """A pass over images; with `learn` they are the next ones of the stream."""
+
+    @abstractmethod
+    def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
+        """A pass with these groups and the moments as they are now, for good: at the cost of a plain model."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """For people: what it normalises with."""
+
+    def follow(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
+        """A pass over the next images of a stream of which `known` have been seen."""
+        return self(images, groups, prior, learn=True)
+
+    def glance(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
+        """The same without learning, whoever comes next."""
+        return self(images, groups, prior)
+
+    def once(self, groups: GroupValues, prior: Any = None) -> Predict:
+        """A pass with groups that may never be used again."""
+        return lambda images: self(images, groups, prior)
+
+    def clear(self) -> None:
+        """The domain has changed."""
+        if self.moments is not None:
+            self.moments.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.moments is None else self.moments.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if self.moments is not None:
+            self.moments.restore(state)
+
+
+class Normaliser(Normalisation):
     """BatchNorm normalises with the moments of the merge, moved to where the stream says they are.
 
     Single frames and batches are treated alike: nothing depends on who else is in a batch. Only a batch that is large
@@ -36,6 +82,7 @@ class Normaliser:
     """
 
     sampling = Sampling()
+    moments: DomainMoments
 
     def __init__(self, runtime: Runtime, moments: DomainMoments) -> None:
         self.runtime, self.moments = runtime, moments
@@ -43,7 +90,6 @@ class Normaliser:
         self._kept: tuple[Any, Any, Predict] | None = None
 
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
-        """A pass over images; with `learn` they are the next ones of the stream."""
         merged = moments_of(groups, self.names)
         known = with_moments(groups, self.moments.value(merged), self.names)
         output = self.runtime(images, known, 1.0, moments=learn)
@@ -63,7 +109,7 @@ class Normaliser:
         return bool(LARGE * len(images) > self.moments.settings.unknown + self.moments.stream.count)
 
     def follow(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
-        """A pass over the next images of a stream of which `known` have been seen: a part of them is learnt from."""
+        """Only a part of the images is learnt from."""
         together = max(1, TOGETHER // (math.prod(images.shape[2:]) or 1)) if self._is_large(images) else 0
         before = self.moments.state() if len(images) > 1 else {}
         outputs: list[Output] = []
@@ -82,7 +128,6 @@ class Normaliser:
         return joined(outputs)
 
     def glance(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
-        """The same without learning, whoever comes next."""
         looking, _ = self.sampling.stretch(known, self.moments.count)
         return self(images, groups) if looking else self._kept_for(groups)(images)
 
@@ -95,15 +140,13 @@ class Normaliser:
         return self._kept[2]
 
     def once(self, groups: GroupValues, prior: Any = None) -> Predict:
-        """A pass with groups that may never be used again."""
         return self.folded(groups)
 
     def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
-        """A pass with these groups and the moments as they are now, for good: at the cost of a plain model."""
         return self.runtime.folded(with_moments(groups, self.moments.value(moments_of(groups, self.names)), self.names))
 
     @classmethod
-    def of_bundle(cls, runtime: Runtime, bundle: Bundle) -> Normaliser | Plain:
+    def of_bundle(cls, runtime: Runtime, bundle: Bundle) -> Normalisation:
         """What a device normalises with that merges a bundle."""
         return cls.of_variances(runtime, bundle.variances) if has_batch_norm(runtime.structure) else Plain(runtime)
 
@@ -113,29 +156,14 @@ class Normaliser:
         return cls(runtime, DomainMoments(sizes, runtime.classes, variances))
 
     def describe(self) -> str:
-        """For people: what it normalises with."""
         moments = self.moments
         return f"merged moments and {moments.count:.0f} independent images of the stream"
 
 
-class Unsampled:
-    """Where a device can see what it wants at no cost, and nothing is gained by folding: every image is learnt from."""
-
-    def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
-        raise NotImplementedError
-
-    def follow(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
-        return self(images, groups, prior, learn=True)
-
-    def glance(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
-        return self(images, groups, prior)
-
-    def once(self, groups: GroupValues, prior: Any = None) -> Predict:
-        return lambda images: self(images, groups, prior)
-
-
-class Aligner(Unsampled):
+class Aligner(Normalisation):
     """The classifier's input gets the mean and the variance that it had at the source: without BatchNorm."""
+
+    moments: DomainMoments
 
     def __init__(self, runtime: Runtime, moments: DomainMoments, source: NDArray[Any]) -> None:
         """`source` is the mean and the variance of the classifier's input at the source, (2, F)."""
@@ -143,7 +171,7 @@ class Aligner(Unsampled):
         self.classifier = runtime.classifier
 
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
-        """A pass over images, as of `Normaliser`; `prior` is the features' mean and variance in the merged domains."""
+        """`prior` is the features' mean and variance in the merged domains."""
         output = self.runtime(images, groups)
         if learn:
             features = to_numpy(output.features).astype(np.float64)
@@ -167,10 +195,8 @@ class Aligner(Unsampled):
         return f"features by merged moments and {moments.count:.0f} independent images of the stream"
 
 
-class Plain(Unsampled):
+class Plain(Normalisation):
     """As the paper has it: the batch's own statistics, or none without BatchNorm."""
-
-    moments: DomainMoments | None = None
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime

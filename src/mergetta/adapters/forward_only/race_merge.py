@@ -11,22 +11,18 @@ from numpy.typing import NDArray
 
 from mergetta.adapters.base import ADAPTING, SETTLED, Adapter, Status, check_bundle
 from mergetta.adapters.forward_only.candidates import Candidates, carried, named
-from mergetta.adapters.forward_only.mixture import Mixture
+from mergetta.adapters.forward_only.mixture import Mixture, probabilities
 from mergetta.adapters.forward_only.race import Race
 from mergetta.adapters.forward_only.refinement import Refinement
-from mergetta.adapters.forward_only.trials import Trials, unpacked
+from mergetta.adapters.forward_only.trials import Trials
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
-from mergetta.losses.probabilities import softmax
-from mergetta.runtimes.base import Output, Predict, Runtime, portion_of
+from mergetta.runtimes.base import Output, Predict, Runtime
 from mergetta.streams.domain import predicted
 from mergetta.streams.state import Field, checked
 from mergetta.streams.visit import Visit
-
-TOGETHER = 16
-"""Images that a candidate is shown in one pass where they may depend on each other."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,8 @@ class RaceSettings:
     a first mixture that nothing has tested, and that whoever copies a signature has a part in. The others wait until
     more is known of the moments."""
     scale: bool = True
-    """Whether multiples of the members' mean are tried."""
+    """Whether multiples of the members' mean are tried: experts are rarely trained to the end, and what they share
+    points further."""
     moments: bool = True
     """Whether BatchNorm normalises with merged moments that follow the stream, instead of with the batch's own."""
     refine: bool = True
@@ -95,25 +92,19 @@ class RaceSettings:
 class RaceMerge(Adapter):
     """θ = θ₀ + Σ w_m τ_m: one weight per member of the bundle. (The source model has one too, and nothing to merge.)
 
-    - **Candidates**: the first mixture (by similarity of signatures, as CoLA has it, and a quarter the members' mean;
-      both with the bundle's weights of members, so that nobody gains by being many),
-      twice and four times the members' mean (experts are rarely trained to the end, and what they share points
-      further), each member, the source model.
-    - **Score**: information maximisation. Sure of each image, varied over all (`losses/information.py`).
-    - **Race**: every candidate is shown the same images of the stream, a few per batch (`trials.py`). w is the softmax
-      of the scores over the candidates. Where classes come one by one scores would mislead, so images are shown only if
-      they look mixed; until then it is the first mixture.
-    - **Refinement**: on streams that go on, steps from there (`refinement.py`).
-    - **Moments**: BatchNorm normalises with the moments of the mixture, moved to where the stream says they are, as far
-      as it can be believed (`normaliser.py`), so batches of any size and classes in any order are treated alike.
-      Without BatchNorm, and if `source` is given (`measure_source`), the classifier's input is aligned in this way.
-    - **Home**: within a small distance of the source's own signature there is nothing to adapt to, and the source model
-      predicts as it is.
+    - **Candidates**: the first mixture (by similarity of signatures, as CoLA has it, and a quarter the members' mean),
+      twice and four times the members' mean, each member, the source model. Nobody gains by being many.
+    - **Race**: all are shown the same images of the stream, and w is the softmax of their scores over them (information
+      maximisation: sure of each image, varied over all). Where classes come one by one that would mislead, so images
+      are shown only if they look mixed; until then it is the first mixture. On streams that go on, steps follow.
+    - **Moments**: BatchNorm normalises with the mixture's, moved to where the stream says they are, as far as it can be
+      believed: batches of any size and classes in any order are treated alike. Without BatchNorm, and if `source` is
+      given, the classifier's input is aligned in this way.
+    - **Rest**: when settled, a plain model with norm layers folded into the convolutions, until the signature moves a
+      little; then moments follow the stream again. When it jumps, over at least 64 images, all starts anew. Within a
+      small distance of the source's own signature the source model predicts as it is.
 
-    At most two forward passes per image, and three while steps are taken. When settled it rests: one pass of a plain
-    model, with norm layers folded into the convolutions (`Runtime.folded`), until the signature moves a little, by a
-    drift or a run of one class; then moments follow the stream again. When it jumps, over at least 64 images, all
-    starts anew. (Of a new domain the first 64 images, and large batches, take a few more passes.)
+    At most two forward passes per image, three while steps are taken, and a few more for the first 64 of a domain.
 
     Parameters
     ----------
@@ -122,17 +113,9 @@ class RaceMerge(Adapter):
     bundle
         A bundle with members that starts from this model.
     source
-        Mean and standard deviation of the classifier's input on clean images (`measure_source`), for a model without
-        BatchNorm.
-    settings
-        All constants.
-    options
-        Single fields of the settings.
-
-    Examples
-    --------
-    >>> adapter = RaceMerge(runtime, bundle)   # doctest: +SKIP
-    >>> logits = adapter.predict(images)       # doctest: +SKIP
+        Mean and standard deviation of the classifier's input on clean images (`measure_source`), without BatchNorm.
+    settings, options
+        All constants, and single fields of them.
     """
 
     Settings = RaceSettings
@@ -148,42 +131,38 @@ class RaceMerge(Adapter):
         super().__init__(runtime)
         self.settings = replace(settings or RaceSettings(), **options)
         self.source = source if self.settings.align else None
-        self.classes = runtime.classes
-        self.visit = Visit(self.settings.shift, self.settings.held, self.settings.memory)
         self._take(bundle)
         self.reset()
 
-    def _take(self, bundle: Bundle) -> None:
-        """Use a bundle that fits; one that does not changes nothing."""
+    def _take(self, bundle: Bundle, channels: int | None = None) -> None:
+        """Use a bundle that fits, for signatures of so many channels; one that does not changes nothing."""
         check_bundle(self.runtime, bundle)
-        chosen = self.settings
-        candidates = Candidates(self.runtime, bundle, chosen.mean, chosen.similarity, chosen.scale)
-        candidates.check(self.visit.channels)
-        self.mixture = Mixture(self.runtime, bundle, chosen.moments, self.source)
+        candidates = Candidates(self.runtime, bundle, self.settings.mean, self.settings.similarity, self.settings.scale)
+        candidates.check(channels)
+        self.mixture = Mixture(self.runtime, bundle, self.settings.moments, self.source)
         self.bundle, self.normalise, self.candidates = bundle, self.mixture.normalise, candidates
-        self._folded: Predict | None = None
 
     def reset(self) -> None:
         self.visit = Visit(self.settings.shift, self.settings.held, self.settings.memory)
         self.fallbacks = 0
         self._begin()
 
-    def _begin(self) -> None:
-        """Nothing is known of the domain."""
-        if self.normalise.moments is not None:
-            self.normalise.moments.clear()
-        self._folded = None
-        self.home = False
+    def _begin(self, home: bool = False) -> None:
+        """Nothing is known of the domain, unless it is the source's own."""
+        self.normalise.clear()
+        self._folded: Predict | None = None
+        self.home = home
         """Whether the stream is what the source model was made for."""
         self.carried: Vector | None = None
         """Weights to start with instead of by similarity: what another bundle amounted to."""
         self.race = self._race([self.candidates.mean])
-        self.refinement = Refinement(self.bundle, self.classes, self.settings.mixed)
+        self.refinement = Refinement(self.bundle, self.runtime.classes, self.settings.mixed)
 
-    def _race(self, candidates: Sequence[Vector] | NDArray[Any], trials: Trials | None = None) -> Race:
-        """A new one, on images of its own unless some are held already."""
-        chosen = self.settings
-        trials = trials or Trials(chosen.held, chosen.mixed, self.classes, chosen.eager, chosen.source_mixed)
+    def _race(self, candidates: Sequence[Vector] | None = None, trials: Trials | None = None) -> Race:
+        """A new one, of all candidates as they are known by now, on images of its own unless some are held already."""
+        chosen, signature = self.settings, self.visit.signature if self.visit.count else None
+        trials = trials or Trials(chosen.held, chosen.mixed, self.runtime.classes, chosen.eager, chosen.source_mixed)
+        candidates = candidates or self.candidates.ordered(signature, self.carried)
         return Race(trials, candidates, chosen.caution, chosen.temperature)
 
     @property
@@ -213,49 +192,29 @@ class RaceMerge(Adapter):
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits of a batch; `adapt=False` only predicts."""
-        output = self._merge(images, learn=adapt)
-        p = probabilities(output)
+        output, p = self._merge(images, learn=adapt)
         if adapt and self._follow(to_numpy(output.signature), p):
-            output = self._merge(images, learn=True)
-            p = probabilities(output)
+            output, p = self._merge(images, learn=True)
         broken = not np.isfinite(p).all()
         if broken:
             self.fallbacks += adapt
-            output = self.runtime(images, given=1.0)
-            p = probabilities(output)
-        if adapt and np.isfinite(p).all():
-            untested = not (self.race.begun or broken)
-            self._improve(to_numpy(images), to_numpy(output.logits), p, broken)
-            if untested and self.race.lost:
-                output = self._tested(images, output)
+            output, p = answer(self.runtime(images, given=1.0))
+        if adapt and np.isfinite(p).all() and self._improve(to_numpy(images), to_numpy(output.logits), p, broken):
+            winners, p = self._merge(images, learn=False)
+            output = winners if np.isfinite(p).all() else output
         return self._shown(output)
 
-    def _tested(self, images: Array, untested: Output) -> Output:
-        """What the winners of the first trials say, where the first mixture turns out to be worse than the source."""
-        output = self._merge(images, learn=False)
-        return output if np.isfinite(probabilities(output)).all() else untested
-
-    def _improve(self, images: NDArray[Any], logits: NDArray[Any], p: NDArray[Any], broken: bool) -> None:
-        """First the race, then steps from where it has led, unless it was the source model that answered."""
-        weights = self.weights
+    def _improve(self, images: NDArray[Any], logits: NDArray[Any], p: NDArray[Any], broken: bool) -> bool:
+        """First the race, then steps from there. True if what has answered turns out to be worse than the source."""
+        untested = not (self.race.begun or broken)
         if not self.settled:
-            self.race.run(images, p, self._tried)
+            self.race.run(images, p, self.mixture.tried)
         elif self.refining and not broken:
-            self.refinement.run(
-                images,
-                logits,
-                lambda part, moved: to_numpy(self.mixture(part, weights, moved=moved).logits),
-                lambda part, moved: to_numpy(self.runtime(part, self.mixture.groups(weights, moved)).logits),
-                self.normalise.moments,
-            )
+            self.refinement.run(images, logits, *self.mixture.moving(self.weights), self.normalise.moments)
             if self.refinement.over:
                 self.visit.seen.clear()  # moments are to be those of where it ends, before it rests
                 self._folded = None
-
-    def _tried(self, held: NDArray[Any], weights: Vector) -> NDArray[np.float64]:
-        """What a candidate predicts for the images that are held, unpacked a few at a time."""
-        predict, size = self.mixture.once(weights), TOGETHER if self.normalise.moments is None else portion_of(held)
-        return np.concatenate([probabilities(predict(unpacked(held[i : i + size]))) for i in range(0, len(held), size)])
+        return untested and self.race.lost
 
     @property
     def refining(self) -> bool:
@@ -268,27 +227,21 @@ class RaceMerge(Adapter):
         """Whether a domain is known so well that the model is plain until it changes."""
         return self.settled and self.visit.count >= self.settings.rest and not self.refining
 
-    def _at_rest(self, images: Array) -> Output:
-        if self._folded is None and self.home:
-            self._folded = self.runtime.folded(self.runtime.groups)
-        elif self._folded is None:
-            self._folded = self.mixture.folded(self.weights, self.refinement.moved())
-        return self._folded(images)
-
-    def _merge(self, images: Array, learn: bool) -> Output:
+    def _merge(self, images: Array, learn: bool) -> Answer:
+        """What the mixture says, or the source model at home."""
         if self.home or self.resting:
-            return self._at_rest(images)
+            if self._folded is None:
+                self._folded = self.mixture.folded(self.weights, self.refinement.moved(), self.home)
+            return answer(self._folded(images))
         if self.refining or self.refinement.steps:
-            return self.mixture(images, self.weights, learn, self.refinement.moved())
-        return self.mixture.follow(images, self.weights, self.visit.count, learn)
+            return answer(self.mixture(images, self.weights, learn, self.refinement.moved()))
+        return answer(self.mixture.follow(images, self.weights, self.visit.count, learn))
 
     def look(self, images: Array) -> Array:
         return self.predict(images, adapt=False)
 
     def _follow(self, signature: NDArray[Any], p: NDArray[Any]) -> bool:
-        """Where the stream is after a batch: elsewhere, at home, or stirring. True if the batch is the first one of a
-        domain: then nothing was known, and it is predicted once more.
-        """
+        """Where the stream is: elsewhere, at home, or stirring. True if the batch is the first one of a domain."""
         self.candidates.check(signature.shape[1])
         if begins := self.visit.begins(signature, len(p), predicted(p)):
             self._begin()
@@ -297,20 +250,11 @@ class RaceMerge(Adapter):
             self._folded = None
         if self.home or not self.resting:
             self.visit.learn(signature, len(p))
-        home = self._at_home()
-        if home != self.home:
-            self._begin()
-            self.home = home
+        if self.visit.is_near(self.runtime.signature, self.settings.home) != self.home:
+            self._begin(not self.home)
         if not (self.home or self.resting or self.race.begun):
-            self.race = self._race(self._order(), self.race.trials)
+            self.race = self._race(trials=self.race.trials)
         return begins
-
-    def _at_home(self) -> bool:
-        known = self.visit.count >= self.settings.held
-        return known and self.visit.distance_from(self.runtime.signature) < self.settings.home
-
-    def _order(self) -> list[Any]:
-        return self.candidates.ordered(self.visit.signature if self.visit.count else None, self.carried)
 
     def swap(self, bundle: Bundle) -> bool:
         """Go on with another bundle of the family: weights by member and the stream's moments are carried over, and the
@@ -318,41 +262,36 @@ class RaceMerge(Adapter):
         """
         if bundle.digest == self.bundle.digest:
             return False
-        before, moments = named(self.candidates.names, self.weights), self.normalise.moments
-        self._take(bundle)
-        if moments is not None and self.normalise.moments is not None:
-            self.normalise.moments.restore(moments.state())
+        before, moments = named(self.candidates.names, self.weights), self.normalise.state()
+        self._take(bundle, self.visit.channels)
+        self._begin(self.home)
+        if moments:
+            self.normalise.restore(moments)
         self.carried = carried(before, self.candidates.names) if self.visit.count and not self.home else None
-        self.race = self._race(self._order())
-        self.refinement = Refinement(self.bundle, self.classes, self.settings.mixed)
+        self.race = self._race()
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "fallbacks": self.fallbacks,
-            **({} if self.carried is None else {"carried": self.carried.copy()}),
-            **self.race.state(),
-            **self.refinement.state("refinement."),
-            **self.visit.state(),
-            **({} if self.normalise.moments is None else self.normalise.moments.state()),
-        }
+        first = {} if self.carried is None else {"carried": self.carried.copy()}
+        found = {**self.race.state(), **self.refinement.state("refinement."), **self.visit.state()}
+        return {"fallbacks": self.fallbacks, **first, **found, **self.normalise.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        fields = {"fallbacks": Field(low=0, whole=True)}
-        if "carried" in state:
-            fields["carried"] = Field((self.candidates.size,), low=0)
-        found = checked(state, fields)
-        channels = self.candidates.channels
-        race, visit = self.race.restored(state), self.visit.restored(state, self.classes, channels)
-        refinement = self.refinement.restored(state, "refinement.")
-        if self.normalise.moments is not None:
-            if refinement.duel.moments or (refinement.steps and not refinement.over):  # who loses a duel gets them back
-                self.normalise.moments.check(refinement.duel.moments)
-            self.normalise.moments.restore(state)
+        fields = {"fallbacks": Field(low=0, whole=True), "carried": Field((self.candidates.size,), low=0)}
+        found = checked(state, {name: field for name, field in fields.items() if name in state or name != "carried"})
+        race = self.race.restored(state)
+        visit = self.visit.restored(state, self.runtime.classes, self.candidates.channels)
+        refinement = self.refinement.restored(state, "refinement.", self.normalise.moments)
+        self.normalise.restore(state)
         self.race, self.visit, self.refinement = race, visit, refinement
         self.fallbacks = int(found["fallbacks"])
-        self.carried, self._folded, self.home = found.get("carried"), None, self._at_home()
+        self.carried, self._folded = found.get("carried"), None
+        self.home = visit.is_near(self.runtime.signature, self.settings.home)
 
 
-def probabilities(output: Output) -> NDArray[np.float64]:
-    return np.asarray(softmax(to_numpy(output.logits)), dtype=np.float64)
+Answer = tuple[Output, NDArray[np.float64]]
+"""With the probabilities of the classes."""
+
+
+def answer(output: Output) -> Answer:
+    return output, probabilities(output)

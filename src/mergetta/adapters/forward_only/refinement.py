@@ -246,7 +246,7 @@ class Refinement:
         own = {f"{prefix}{key}": value for key, value in own.items()}
         return {**own, **self.duel.state(prefix, self.over), **jacobian}
 
-    def restored(self, state: Mapping[str, Any], prefix: str) -> Refinement:
+    def restored(self, state: Mapping[str, Any], prefix: str, moments: DomainMoments | None = None) -> Refinement:
         """One that goes on from a state, or one sentence."""
         each, count = Field((self.size,)), Field(low=0, whole=True)
         fields = {
@@ -272,6 +272,8 @@ class Refinement:
             new.held, new.logits = [unpacked(state[f"{prefix}held"])], [found["logits"]]
         if new.steps and not new.over:
             new.jacobian = self.jacobian.restored(state, f"{prefix}jacobian.")
+        if moments is not None and (new.duel.moments or (new.steps and not new.over)):
+            moments.check(new.duel.moments)  # who loses a duel gets them back
         return new
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mergetta.adapters.base import Adapter, Status, check_bundle, entry, part
-from mergetta.adapters.forward_only.normaliser import Normaliser, Plain
+from mergetta.adapters.forward_only.normaliser import Normalisation, Plain
 from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
@@ -53,11 +53,6 @@ class ZOMerge(Adapter):
     normalise
         What BatchNorm normalises with: by default, as in the paper, the batch's own statistics, which need large
         batches of mixed classes; `Normaliser.of_bundle` does not.
-
-    Examples
-    --------
-    >>> adapter = ZOMerge(runtime, bundle, loss="roid")   # doctest: +SKIP
-    >>> logits = adapter.predict(images)                  # doctest: +SKIP
     """
 
     def __init__(
@@ -71,7 +66,7 @@ class ZOMerge(Adapter):
         seed: int = 0,
         sides: int = 2,
         keep_history: int | None = None,
-        normalise: Normaliser | Plain | None = None,
+        normalise: Normalisation | None = None,
     ) -> None:
         super().__init__(runtime)
         check_bundle(runtime, bundle)
@@ -161,8 +156,7 @@ class ZOMerge(Adapter):
 
     def forget_domain(self) -> None:
         """The domain has changed: its moments are those of another one."""
-        if self.normalise.moments is not None:
-            self.normalise.moments.clear()
+        self.normalise.clear()
 
     def status(self) -> Status:
         last = self.history[-1] if self.history else None
@@ -209,7 +203,7 @@ class ZOMerge(Adapter):
             "skipped": self.skipped,
             **{f"coefficients/{name}": w.copy() for name, w in self.coefficients.items()},
             **{f"loss/{name}": value for name, value in self.loss.state_dict().items()},
-            **({} if self.normalise.moments is None else self.normalise.moments.state()),
+            **self.normalise.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -224,8 +218,7 @@ class ZOMerge(Adapter):
             raise MergettaError(f"This state was drawn with seed {state['seed']}, not {self.seed}.")
         loss_state = part(state, "loss/")
         self.loss.check_state(loss_state)
-        if self.normalise.moments is not None:
-            self.normalise.moments.restore(state)
+        self.normalise.restore(state)
         self.point, self.steps, self.skipped = self.bundle.flatten(loaded), steps, skipped
         self.history.clear()  # replays from these coefficients
         self.loss.load_state_dict(loss_state)
