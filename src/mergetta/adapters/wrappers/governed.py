@@ -69,6 +69,10 @@ class Governed(Adapter):
         self.settled = False
         self.losses: list[float] = []
 
+    @property
+    def features(self) -> Array | None:
+        return self.adapter.features
+
     def look(self, images: Array) -> Array:
         return self.adapter.look(images)
 
