@@ -198,7 +198,9 @@ class TestDevice:
         frames, saves = load_fashion()[0][:6], []
         monkeypatch.setattr(agent_module, "SAVE_EVERY", 3600.0)
         monkeypatch.setattr(
-            agent_module, "save_state", lambda path, saved, *_: saves.append(saved.learnt["adapter/domain.count"])
+            agent_module,
+            "save_state",
+            lambda path, saved, *_: saves.append(saved.learnt["adapter/adapter/domain.count"]),
         )
         device = Device(deployed / "m.onnx", bundle=deployed / "b.safetensors", state=tmp_path / "s")
         for frame in frames[:3]:
