@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.errors import MergettaError
-from mergetta.files import decode, encode, expect, expect_names, read_bytes, write_atomically
+from mergetta.files import decode, encode, expect, expect_names, read_bytes, sha256, write_atomically
 from mergetta.groups import (
     GroupValues,
     Vector,
@@ -295,7 +294,7 @@ class Bundle:
     @cached_property
     def digest(self) -> str:
         """What a hub knows it by."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        return sha256(self.to_bytes()).hexdigest()
 
     def save(self, path: str | Path) -> None:
         write_atomically(path, self.to_bytes())

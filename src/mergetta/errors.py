@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 
 class MergettaError(ValueError):
@@ -25,6 +21,11 @@ def how_to_install(extras: str) -> str:
 
 def installed_from() -> Path | None:
     """The clone or the wheel that pip was given; None if it came from an index."""
+    import json  # here, because all modules import this one, and these would take 9 MB of a device's memory
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
     try:
         told = json.loads(distribution("mergetta").read_text("direct_url.json") or "{}")
     except PackageNotFoundError:

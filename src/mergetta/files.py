@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
@@ -20,6 +19,9 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from mergetta.errors import MergettaError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 Tensors = dict[str, NDArray[Any]]
 MAX_HEADER = 16 * 2**20
@@ -36,12 +38,19 @@ BEGINNINGS = {
 """How files begin that are given for another kind by mistake."""
 
 
+def sha256(data: bytes) -> _Hash:
+    """A hash of the standard library, which takes 3.4 MB as soon as it is imported: not every device ever hashes."""
+    import hashlib
+
+    return hashlib.sha256(data)
+
+
 def write_atomically(path: str | Path, data: bytes) -> None:
     """Write all of `data` or nothing: temporary file beside the target, fsync, rename."""
     path = Path(path)
     if not path.name or path.is_dir():
         raise MergettaError(f"Cannot write {path}: it is a folder.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

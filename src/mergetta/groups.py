@@ -8,7 +8,6 @@ moments. A group is called by its place in the model's state dict, and the last 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mergetta.errors import MergettaError
+from mergetta.files import sha256
 
 Vector = NDArray[Any]
 GroupValues = Mapping[str, Vector]
@@ -160,7 +160,7 @@ def paper_frozen(groups: Iterable[Group]) -> tuple[str, ...]:
 
 def fingerprint(tensors: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> str:
     """A short digest of weights and of everything else (architecture, preprocessing) that defines a family."""
-    digest = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode())
+    digest = sha256(json.dumps(dict(facts), sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name])
         digest.update(f"{name} {tensor.dtype.str} {tensor.shape}".encode())

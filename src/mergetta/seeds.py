@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mergetta.files import sha256
 
 MASK = 2**64 - 1
 
 
 @lru_cache(maxsize=4096)
 def key_of(seed: int, purpose: str) -> NDArray[np.uint64]:
-    word = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "little")
+    word = int.from_bytes(sha256(purpose.encode()).digest()[:8], "little")
     return np.array([seed & MASK, word], dtype=np.uint64)
 
 
