@@ -19,6 +19,12 @@ class TestClasses:
         assert independent_images(np.array([30.0, 10, 0, 0])) == pytest.approx(1 / (9 / 16 + 1 / 16 - 1 / 4 + 1 / 40))
         assert independent_images(np.zeros(10)) == mixed(np.zeros(10)) == 0
 
+    def test_a_model_may_prefer_some(self) -> None:
+        biased = np.array([28.0, 24, 24, 24])  # Σ π² is 0.2512
+        assert independent_images(biased) == pytest.approx(1 / (0.0012 + 0.01))
+        assert independent_images(biased, 0.005) == pytest.approx(100)
+        assert independent_images(np.eye(4)[0] * 50, 0.005) == pytest.approx(1 / (1 - 1 / 4 - 0.005 + 1 / 50))
+
     def test_a_thousand_classes(self) -> None:
         """64 images, each of its own class, are as mixed as can be; of one class they are worth one."""
         each, one = np.repeat([1.0, 0.0], [64, 936]), np.eye(1000)[3] * 64

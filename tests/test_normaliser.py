@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Runtime
 from mergetta.streams.domain import DomainMoments, MomentSettings, Variances
 from mergetta.streams.moments import batch_moments
-from tests.confidence import CLASSES, Confidence, each_in_turn
+from tests.confidence import CLASSES, Confidence, assert_same_state, each_in_turn
 
 from .moving import moved
 
@@ -138,9 +139,58 @@ class TestNormaliser:
         assert found.describe() == "no BatchNorm"
 
 
+class TestBegin:
+    """Of a network that has changed: the moments of before are another's."""
+
+    def test_moments_begin_with_images_that_stand_for_the_domain(self, evenly: np.ndarray) -> None:
+        runtime = Confidence(batch_norm=True)
+        normalise = Normaliser(runtime, DomainMoments([CLASSES], CLASSES))
+        normalise.follow(evenly[:8] + 9, runtime.groups)
+        assert normalise.followed == 8
+        runtime.given.clear()
+        normalise.begin(evenly, runtime.groups)
+        assert runtime.given == [0.0]  # by their own statistics, in one pass: of the network as it is
+        assert normalise.followed == 0
+        other = DomainMoments([CLASSES], CLASSES)
+        seen = runtime(evenly, moments=True)
+        other.learn(seen.moments, softmax(seen.logits))
+        assert_same_state(normalise.moments.state(), other.state())
+
+    def test_features_begin_anew_too(self, evenly: np.ndarray) -> None:
+        source, prior = np.array([[1.0] * CLASSES, [4.0] * CLASSES]), np.array([[0.5] * CLASSES, [0.2] * CLASSES])
+        aligners = [Aligner(Confidence(), DomainMoments([CLASSES], CLASSES), source) for _ in range(2)]
+        aligners[0].follow(evenly + 9, Confidence().groups, prior)
+        aligners[0].begin(evenly[:8], Confidence().groups, prior)
+        aligners[1].follow(evenly[:8], Confidence().groups, prior)
+        assert_same_state(aligners[0].state(), aligners[1].state())
+
+    def test_without_moments_there_is_nothing_to_begin(self, evenly: np.ndarray) -> None:
+        runtime = Confidence(batch_norm=True)
+        Plain(runtime).begin(evenly, runtime.groups)
+        assert runtime.forwarded == 0
+
+    def test_all_images_are_looked_at_again(self, evenly: np.ndarray) -> None:
+        normalise = Normaliser(Confidence(batch_norm=True), DomainMoments([CLASSES], CLASSES))
+        for _ in range(4):
+            normalise.follow(evenly[:100], normalise.runtime.groups)
+        before = normalise.moments.stream.count
+        normalise.look_again()
+        normalise.follow(evenly[:100], normalise.runtime.groups)
+        assert normalise.moments.stream.count == before + 100
+
+    @pytest.mark.parametrize("wrong", [-1, 0.5, np.nan, "3"])
+    def test_hostile_states_are_refused_and_change_nothing(self, wrong: Any, evenly: np.ndarray) -> None:
+        normalise = Normaliser(Confidence(batch_norm=True), DomainMoments([CLASSES], CLASSES))
+        normalise.follow(evenly[:8], normalise.runtime.groups)
+        before = normalise.state()
+        with pytest.raises(MergettaError, match="followed"):
+            normalise.restore({**before, "followed": wrong})
+        assert_same_state(normalise.state(), before)
+
+
 class TestAligner:
     def test_one_frame_by_hand(self) -> None:
-        """Of a class of four, and worth 1 / (1 − 1/4 + 1) images, beside 16 of the prior."""
+        """Of a class of four, and worth 1 / (1 − 1/4 − 0.005 + 1) images, beside 16 of the prior."""
         source, prior = np.array([[1.0] * CLASSES, [4.0] * CLASSES]), np.array([[0.5] * CLASSES, [0.2] * CLASSES])
         runtime = Confidence()
         align = Aligner(runtime, DomainMoments([CLASSES], CLASSES, settings=MomentSettings(unknown=16.0)), source)
@@ -148,7 +198,7 @@ class TestAligner:
         x = frame[:, 0, 0, :CLASSES].astype(np.float64)
         before = (x - 0.5) * np.sqrt((4 + 1e-6) / (0.2 + 1e-6)) + 1
         np.testing.assert_allclose(align(frame, runtime.groups, prior).logits, before, rtol=1e-5)
-        share = (1 / 1.75) / (1 / 1.75 + 16)
+        share = (1 / 1.745) / (1 / 1.745 + 16)
         mean = share * x + (1 - share) * 0.5
         variance = share * x**2 + (1 - share) * (0.2 + 0.5**2) - mean**2
         after = (x - mean) * np.sqrt((4 + 1e-6) / (variance + 1e-6)) + 1

@@ -23,7 +23,7 @@ def race_of(candidates: np.ndarray = CANDIDATES, caution: float = 0.04, temperat
     return Race(Trials(SIZE, 0.5, CLASSES), candidates, caution, temperature)
 
 
-def by_first_weight(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def by_first_weight(images: np.ndarray, weights: np.ndarray, alone: bool = True) -> np.ndarray:
     """Predictions that depend on the image and on the candidate, here its weights."""
     return uncertain(images, int(2 * weights[0]))
 
@@ -81,7 +81,7 @@ class TestRace:
         """Whenever it is tried, and although nobody is known to be better until the second has been."""
         race, labels = race_of(np.eye(4)), [i % CLASSES for i in range(SIZE)]
 
-        def predict(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        def predict(images: np.ndarray, weights: np.ndarray, alone: bool) -> np.ndarray:
             p = uncertain(images, int(weights.argmax()))
             return np.full_like(p, np.nan) if weights[broken] else p
 
@@ -91,6 +91,36 @@ class TestRace:
             others = [i for i in range(tried) if i != broken]
             assert np.flatnonzero(race.weights).tolist() == (others or [0])
         assert race.over
+
+    def test_images_that_look_mixed_stand_for_the_domain(self) -> None:
+        """Candidates are shown them by their own statistics, and who has won gets them to begin with."""
+        race, ways = race_of(temperature=0.01), []
+
+        def predict(images: np.ndarray, weights: np.ndarray, alone: bool) -> np.ndarray:
+            ways.append(alone)
+            return uncertain(images, int(2 * weights[0]))
+
+        labels = [i % CLASSES for i in range(SIZE)]
+        images, p = images_of(labels), sure(labels)
+        assert race.run(images, p, predict) is None  # it is the first candidate still
+        found, before = race.run(images, p, predict), race.trials.held
+        assert before is not None and found is before  # one that is surer
+        assert ways == [True, True]
+
+    def test_images_that_only_the_source_model_finds_mixed_do_not(self) -> None:
+        race, ways = race_of(temperature=0.01), []
+        race.trials.source = 0.25
+
+        def predict(images: np.ndarray, weights: np.ndarray, alone: bool) -> np.ndarray:
+            ways.append(alone)
+            labels = np.arange(len(images)) % CLASSES
+            return sure(list(labels)) if weights[-1] else uncertain(images, int(2 * weights[0]))
+
+        piled = [0] * SIZE
+        while not race.over:
+            assert race.run(images_of(piled), sure(piled), predict) is None
+        assert not any(ways)
+        assert np.abs(race.weights - CANDIDATES[0]).sum() > 0.2
 
     def test_if_all_are_broken_weights_are_numbers(self) -> None:
         race = race_of(np.eye(4), caution=0)

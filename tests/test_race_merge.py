@@ -190,7 +190,9 @@ def test_passes(batch_norm: bool, size: int, evenly: np.ndarray) -> None:
     adapter = race_merge(runtime, [expert(1 + i / 10, batch_norm=batch_norm) for i in range(4)])
     counts = passes_of(adapter, runtime, evenly, 25 * HELD // size)
     assert sum(counts[:4]) <= 4 * 3  # a large batch beside what is known is seen twice
-    assert (np.cumsum(counts[4:]) <= 2 * np.arange(1, len(counts) - 3) + HELD / size).all()
+    # whenever who wins is another, moments begin anew: by the images that are held, and a large batch is seen twice
+    changes = 6 if batch_norm else 0
+    assert (np.cumsum(counts[4:]) <= 2 * np.arange(1, len(counts) - 3) + (1 + changes) * HELD / size).all()
     assert adapter.settled
     assert counts[-1] == 1
     runtime.forwarded = 0
@@ -230,13 +232,13 @@ def test_to_predict_only_leaves_no_trace(batch_norm: bool, evenly: np.ndarray) -
 
 
 def test_alignment_by_hand(evenly: np.ndarray) -> None:
-    """One frame of a class, which is worth 1 / (1 − 1/4 + 1) images beside 64 of the expert's features."""
+    """One frame of a class, which is worth 1 / (1 − 1/4 − 0.005 + 1) images beside 64 of the expert's features."""
     source = SourceFeatures(np.full(CLASSES, 2.0), np.full(CLASSES, 0.3))
     prior = np.stack([np.full(CLASSES, 0.5), np.full(CLASSES, 0.2)])
     adapter = race_merge(Confidence(), [expert(1.0, features=prior)], source=source, probe=False)
     assert isinstance(adapter.normalise, Aligner)
     x = evenly[:1, 0, 0, :CLASSES].astype(np.float64)
-    share = (1 / 1.75) / (1 / 1.75 + 64)
+    share = (1 / 1.745) / (1 / 1.745 + 64)
     mean = share * x + (1 - share) * 0.5
     variance = share * x**2 + (1 - share) * (0.2 + 0.25) - mean**2
     expected = (x - mean) * np.sqrt((0.09 + 1e-6) / (variance + 1e-6)) + 2.0
@@ -332,7 +334,7 @@ def test_features_of_different_sizes_are_as_good_as_none() -> None:
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_an_expert_that_breaks_the_model_gets_no_weight(batch_norm: bool, evenly: np.ndarray) -> None:
     """Even where the first mixture, the mean of all, is broken by it."""
-    experts = [expert(value, batch_norm=batch_norm) for value in (2.0, 3e38)]
+    experts = [expert(value, batch_norm=batch_norm) for value in (2.0, 3e38, 3e38)]
     adapter = race_merge(Confidence(batch_norm), experts)
     with np.errstate(all="ignore"):
         for _ in range(12):
@@ -340,9 +342,9 @@ def test_an_expert_that_breaks_the_model_gets_no_weight(batch_norm: bool, evenly
             assert np.isfinite(logits).all()
             for value in adapter.state_dict().values():  # a device must be able to read it again
                 assert np.isfinite(value).all()
-    assert len(adapter.candidates.multiples) == 1  # four times the mean would be no number
+    assert not adapter.candidates.multiples  # of the mean would be no numbers
     assert adapter.settled
-    assert adapter.weights[1] == 0
+    assert (adapter.weights[1:3] == 0).all()
     assert 0 < adapter.fallbacks < 12
 
 

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def independent_images(counts: NDArray[Any]) -> float:
+def independent_images(counts: NDArray[Any], bias: float = 0.0) -> float:
     """How many independently drawn images a mean over these is worth, by how often each class was predicted.
 
     A plain mean over n images, of which a share π_k is of class k, errs from the mean over equally frequent classes in
     two ways: by chance, with the variance s²/n, and by the classes that it has too many of, with up to s² (Σ π_k² −
     1/K), if classes explain all of the variance s² between images. So it is worth 1 / (Σ π_k² − 1/K + 1/n) images:
     about n/2 where classes come at random, and one where there is one class, for an hour or for a minute. Once all
-    classes have come, in whatever order, it counts again.
+    classes have come, in whatever order, it counts again. As much as `bias` of that sum is the model's own doing.
 
     NOTE (Gong et al. 2022) and RoTTA (Yuan et al. 2023) balance a memory of images by predicted classes for the same
     reason; here no image is kept.
@@ -27,7 +27,7 @@ def independent_images(counts: NDArray[Any]) -> float:
     if total <= 0:
         return 0.0
     shares = counts / total
-    uneven = float(shares @ shares) - 1 / len(counts)
+    uneven = float(shares @ shares) - 1 / len(counts) - bias
     return 1 / (max(uneven, 0.0) + 1 / total)
 
 

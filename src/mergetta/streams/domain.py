@@ -29,6 +29,8 @@ class MomentSettings:
     """And at most: a stream that goes on is right in the end."""
     unknown: float = 64.0
     """Images that it counts for where experts do not tell."""
+    bias: float = 0.005
+    """How uneven the classes of a mixed stream are predicted, by a model that prefers some."""
     floor: float = 0.02
     """Share of its images that a stream counts for, at least: predictions of one class may also be wrong ones."""
     memory: float = 2000.0
@@ -109,7 +111,7 @@ class DomainMoments:
         return self._count(self.classes)
 
     def _count(self, classes: NDArray[Any]) -> float:
-        return max(independent_images(classes), self.settings.floor * float(classes.sum()))
+        return max(independent_images(classes, self.settings.bias), self.settings.floor * float(classes.sum()))
 
     def worth(self, prior: NDArray[Any], sums: NDArray[Any], images: float) -> NDArray[np.float64]:
         """What the prior counts for in each channel, beside a mean and second moment that are worth so many images."""

@@ -21,8 +21,8 @@ from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Predict, Runtime, portion_of
 from mergetta.streams.domain import DomainMoments, Variances, between_domains, with_seconds
 
-TOGETHER = 16
-"""Images that a candidate is shown in one pass where they may depend on each other."""
+TOGETHER, PIXELS = 16, 64 * 32 * 32
+"""Images that go through a model in one pass where they depend on each other, or pixels if images are small."""
 
 
 class Mixture:
@@ -52,16 +52,22 @@ class Mixture:
         """A pass over images; with `learn` they are the next ones of the stream. `moved` is added to the groups."""
         return self.normalise(images, self.groups(weights, moved), self._of(weights)[1], learn)
 
-    def follow(self, images: Array, weights: Vector, known: float, learn: bool = True) -> Output:
-        """A pass over the next images of a stream of which `known` have been seen, as cheap as it gets."""
+    def follow(self, images: Array, weights: Vector, learn: bool = True) -> Output:
+        """A pass over the next images of a stream, as cheap as it gets."""
         run = self.normalise.follow if learn else self.normalise.glance
-        return run(images, *self._of(weights), known)
+        return run(images, *self._of(weights))
 
-    def tried(self, held: NDArray[Any], weights: Vector) -> NDArray[np.float64]:
-        """What a candidate predicts for the images that are held, unpacked a few at a time: probabilities."""
-        predict = self.normalise.once(*self._of(weights))
-        size = TOGETHER if self.normalise.moments is None else portion_of(held)
+    def tried(self, held: NDArray[Any], weights: Vector, alone: bool) -> NDArray[np.float64]:
+        """What a candidate predicts for the images that are held, unpacked a few at a time: probabilities. They are
+        normalised by their own statistics `alone`, if they stand for the domain: moments are another network's.
+        """
+        predict = self.normalise.once(*self._of(weights), alone)
+        size = portion_of(held) if self.normalise.moments is not None and not alone else together(held)
         return np.concatenate([probabilities(predict(unpacked(held[i : i + size]))) for i in range(0, len(held), size)])
+
+    def begin(self, held: NDArray[Any], weights: Vector) -> None:
+        """What moves the moments is a new network, for which the images that are held stand for the domain."""
+        self.normalise.begin(unpacked(held[: together(held)]), *self._of(weights))
 
     def moving(self, weights: Vector) -> tuple[Forward, Forward]:
         """Logits of images with something added to the groups: normalised as the stream is, or with the statistics of
@@ -83,6 +89,11 @@ class Mixture:
         if home:
             return self.runtime.folded(self.runtime.groups)
         return self.normalise.folded(self.groups(weights, moved), self._of(weights)[1])
+
+
+def together(images: NDArray[Any]) -> int:
+    """How many go through a model in one pass where they depend on each other."""
+    return int(max(TOGETHER, PIXELS // images[0, 0].size))
 
 
 def normaliser_of(runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None) -> Normalisation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Predict, Runtime, joined
 from mergetta.streams.domain import DomainMoments, Variances
 from mergetta.streams.sampling import Sampling
+from mergetta.streams.state import Field, checked
 
 LARGE = 4
 """A batch shares in what it is normalised with if so many of it are more than all that is known."""
@@ -49,20 +51,30 @@ class Normalisation(ABC):
     def describe(self) -> str:
         """For people: what it normalises with."""
 
-    def follow(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
-        """A pass over the next images of a stream of which `known` have been seen."""
+    def follow(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
+        """A pass over the next images of a stream, as cheap as it gets."""
         return self(images, groups, prior, learn=True)
 
-    def glance(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
+    def glance(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
         """The same without learning, whoever comes next."""
         return self(images, groups, prior)
 
-    def once(self, groups: GroupValues, prior: Any = None) -> Predict:
-        """A pass with groups that may never be used again."""
+    def once(self, groups: GroupValues, prior: Any = None, alone: bool = False) -> Predict:
+        """A pass with groups that may never be used again; `alone` if images stand for the domain by themselves."""
         return lambda images: self(images, groups, prior)
 
+    def look_again(self) -> None:
+        """All of the next images are learnt from, as if they were the first."""
+
+    def begin(self, images: Array, groups: GroupValues, prior: Any = None) -> None:
+        """Moments are those of a network: of another one they begin with images that stand for the domain."""
+        self.clear()
+        if self.moments is not None:
+            self(images, groups, prior, learn=True)
+
     def clear(self) -> None:
-        """The domain has changed."""
+        """The domain has changed, or the network."""
+        self.look_again()
         if self.moments is not None:
             self.moments.clear()
 
@@ -87,6 +99,8 @@ class Normaliser(Normalisation):
     def __init__(self, runtime: Runtime, moments: DomainMoments) -> None:
         self.runtime, self.moments = runtime, moments
         self.names = tuple(runtime.groups)
+        self.followed = 0
+        """Images of the stream since moments began, whether they were learnt from or not."""
         self._kept: tuple[Any, Any, Predict] | None = None
 
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
@@ -108,7 +122,15 @@ class Normaliser(Normalisation):
     def _is_large(self, images: Array) -> bool:
         return bool(LARGE * len(images) > self.moments.settings.unknown + self.moments.stream.count)
 
-    def follow(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
+    def look_again(self) -> None:
+        self.followed = 0
+
+    def begin(self, images: Array, groups: GroupValues, prior: Any = None) -> None:
+        self.clear()
+        output = self.runtime(images, groups, moments=True)
+        self.moments.learn(to_numpy(output.moments), softmax(to_numpy(output.logits)))
+
+    def follow(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
         """Only a part of the images is learnt from."""
         together = max(1, TOGETHER // (math.prod(images.shape[2:]) or 1)) if self._is_large(images) else 0
         before = self.moments.state() if len(images) > 1 else {}
@@ -116,7 +138,7 @@ class Normaliser(Normalisation):
         start = 0
         try:
             while start < len(images) or not outputs:
-                stretch = self.sampling.stretch(known + start, self.moments.count)
+                stretch = self.sampling.stretch(self.followed + start, self.moments.count)
                 looking, count = (True, together) if together else stretch
                 part = images[start : start + count]
                 outputs.append(self(part, groups, learn=True) if looking else self._kept_for(groups)(part))
@@ -125,10 +147,12 @@ class Normaliser(Normalisation):
             if start:
                 self.moments.restore(before)
             raise
-        return joined(outputs)
+        output = joined(outputs)
+        self.followed += int(np.isfinite(to_numpy(output.logits)).all(axis=1).sum())
+        return output
 
-    def glance(self, images: Array, groups: GroupValues, prior: Any, known: float) -> Output:
-        looking, _ = self.sampling.stretch(known, self.moments.count)
+    def glance(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
+        looking, _ = self.sampling.stretch(self.followed, self.moments.count)
         return self(images, groups) if looking else self._kept_for(groups)(images)
 
     def _kept_for(self, groups: GroupValues) -> Predict:
@@ -139,11 +163,19 @@ class Normaliser(Normalisation):
             self._kept = groups, sums, self.folded(groups)
         return self._kept[2]
 
-    def once(self, groups: GroupValues, prior: Any = None) -> Predict:
-        return self.folded(groups)
+    def once(self, groups: GroupValues, prior: Any = None, alone: bool = False) -> Predict:
+        return partial(self.runtime, groups=groups) if alone else self.folded(groups)
 
     def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
         return self.runtime.folded(with_moments(groups, self.moments.value(moments_of(groups, self.names)), self.names))
+
+    def state(self) -> dict[str, Any]:
+        return {"followed": self.followed, **super().state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        followed = checked(state, {"followed": Field(low=0, whole=True)})["followed"]
+        super().restore(state)
+        self.followed = int(followed)
 
     @classmethod
     def of_bundle(cls, runtime: Runtime, bundle: Bundle) -> Normalisation:

@@ -17,6 +17,10 @@ LEAST = 1e-3
 """Part of the best candidate's weight that is next to nothing."""
 LARGEST = 100.0
 """No candidate weighs a member more."""
+MOVED = 0.2
+"""Sum of changes of weights that makes another network of it."""
+Candidate = Callable[[NDArray[Any], Vector, bool], NDArray[Any]]
+"""Probabilities for images by weights; by the statistics of these images alone, if they stand for the domain."""
 
 
 class Race:
@@ -75,16 +79,17 @@ class Race:
         tried, scores = self._tried
         return bool((scores[:1] < scores[tried[:, -1] == 1]).any())
 
-    def run(
-        self, images: NDArray[Any], p: NDArray[Any], predict: Callable[[NDArray[Any], Vector], NDArray[Any]]
-    ) -> None:
-        """Take in images of the stream with their predictions; as many are shown to candidates."""
-        source = np.eye(self.candidates.shape[1])[-1]
-        self.trials.hold(images, p, lambda held: predict(held, source))
-        count = len(self.candidates)
-        new = self.trials.show(len(images), count, lambda part, index: predict(part, self.candidates[index]))
+    def run(self, images: NDArray[Any], p: NDArray[Any], predict: Candidate) -> NDArray[Any] | None:
+        """Take in images of the stream with their predictions; as many are shown to candidates. Gives those that were
+        shown, if they stand for the domain and weights are others by now.
+        """
+        source, before = np.eye(self.candidates.shape[1])[-1], self.weights
+        self.trials.hold(images, p, lambda held: predict(held, source, False))
+        held, count, fair = self.trials.held, len(self.candidates), self.trials.fair
+        new = self.trials.show(len(images), count, lambda part, index: predict(part, self.candidates[index], fair))
         if new:
             self.scores = np.append(self.scores, new)
+        return held if fair and np.abs(self.weights - before).sum() > MOVED else None
 
     def state(self) -> dict[str, Any]:
         own = {"candidates": self.candidates.copy(), "scores": self.scores.copy()}

@@ -208,7 +208,9 @@ class RaceMerge(Adapter):
         """First the race, then steps from there. True if what has answered turns out to be worse than the source."""
         untested = not (self.race.begun or broken)
         if not self.settled:
-            self.race.run(images, p, self.mixture.tried)
+            held = self.race.run(images, p, self.mixture.tried)
+            if held is not None:
+                self.mixture.begin(held, self.weights)
         elif self.refining and not broken:
             self.refinement.run(images, logits, *self.mixture.moving(self.weights), self.normalise.moments)
             if self.refinement.over:
@@ -235,7 +237,7 @@ class RaceMerge(Adapter):
             return answer(self._folded(images))
         if self.refining or self.refinement.steps:
             return answer(self.mixture(images, self.weights, learn, self.refinement.moved()))
-        return answer(self.mixture.follow(images, self.weights, self.visit.count, learn))
+        return answer(self.mixture.follow(images, self.weights, learn))
 
     def look(self, images: Array) -> Array:
         return self.predict(images, adapt=False)
@@ -247,6 +249,7 @@ class RaceMerge(Adapter):
             self._begin()
         if self.resting and not self.home and self.visit.drift > self.settings.wake:
             self.visit.seen.clear()
+            self.normalise.look_again()
             self._folded = None
         if self.home or not self.resting:
             self.visit.learn(signature, len(p))

@@ -57,6 +57,11 @@ class Trials:
     def begun(self) -> bool:
         return self.count > 0
 
+    @property
+    def fair(self) -> bool:
+        """Whether those that are held look mixed as they are predicted: then their statistics are the domain's."""
+        return mixed(self.labels) >= self.least
+
     def hold(
         self,
         images: NDArray[Any],
@@ -77,7 +82,7 @@ class Trials:
         self._room[len(kept) : both] = new if bytes_do else unpacked(new)
         self.held = self._room[:both]
         self.labels = (self.labels if same else 0) + predicted(probabilities[: len(new)])
-        if both == self.size and mixed(self.labels) < self.least:
+        if both == self.size and not self.fair:
             opinion = np.zeros(self.classes) if source is None else predicted(source(self.held))
             self.held = self.held if mixed(opinion) >= self.source else None
 
