@@ -82,8 +82,7 @@ class OnnxRuntime:
         return self._read("groups", "classifier_bias")
 
     def _read(self, *names: str) -> list[np.ndarray]:
-        """Copies: an output that is kept would keep all memory of the session that it came from."""
-        return [value.copy() for value in run_session(self._session, list(names), self._blank())]
+        return run_session(self._session, list(names), self._blank())
 
     @cached_property
     def groups(self) -> dict[str, Vector]:

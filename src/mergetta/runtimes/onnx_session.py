@@ -108,8 +108,9 @@ def give_back() -> None:
 
 
 def run_session(session: Any, outputs: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Copies of outputs: one that is kept would keep all memory of the session that it came from, open or not."""
     try:
-        return session.run(outputs, feeds)  # type: ignore[no-any-return]
+        return [value.copy() for value in session.run(outputs, feeds)]
     except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
         shape = feeds["images"].shape
         raise MergettaError(f"The model cannot take images of shape {shape}: {' '.join(str(error).split())}") from error
