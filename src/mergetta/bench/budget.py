@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from mergetta.adapters.backprop.hybrid import layers_of
-from mergetta.bench.cost import Model, of_process, peak_memory
+from mergetta.bench.cost import Model, peak_memory
+from mergetta.bench.deployed import of_process
 from mergetta.errors import MergettaError
 from mergetta.models.family import Family
 from mergetta.runtimes.torch_runtime import TorchRuntime

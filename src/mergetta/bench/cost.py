@@ -4,17 +4,14 @@ Time is that of the processor, and interleaved: each round runs every variant, s
 all of them. `race-merge` is measured over the first 2,000 images of a domain, from knowing nothing to being settled:
 each round is the next stretch of that stream. All others cost the same whenever they are asked, and see a few images.
 Memory is the peak resident size of a fresh process per variant. The reference, `deployed`, is the model as anyone would
-deploy it: a plain export in evaluation mode, nothing of ours, not even the normalisation of pixels.
+deploy it: a plain export in evaluation mode, nothing of ours, not even the normalisation of pixels (`deployed.py`).
 """
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +19,10 @@ import numpy as np
 
 from mergetta.adapters import METHODS, create_adapter, find_method
 from mergetta.adapters.wrappers import wrapped
+from mergetta.bench.deployed import BATCHES, deployed, of_process, stream
 from mergetta.bundle import Bundle
 from mergetta.expert import Expert
 from mergetta.groups import GroupValues, has_batch_norm, paper_frozen
-from mergetta.merging import build_bundle
 from mergetta.runtimes.base import Output, Runtime
 
 REFERENCE = "onnx", "deployed"
@@ -120,6 +117,8 @@ def some_experts(runtime: Runtime) -> list[Expert]:
 
 
 def some_bundle(runtime: Runtime) -> Bundle:
+    from mergetta.merging import build_bundle
+
     return build_bundle(runtime.groups, some_experts(runtime), frozen=paper_frozen(runtime.structure))
 
 
@@ -146,18 +145,14 @@ def adapting(runtime: Runtime, variant: str, bundle: Bundle | None = None) -> Pr
 
 def onnx_variant(variant: str, folder: Path, threads: int) -> Variant:
     """Imports no torch."""
-    import onnxruntime as ort
-
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
     if variant == "deployed":
-        options, count = ort.SessionOptions(), [0]
-        options.intra_op_num_threads = threads
-        session = ort.InferenceSession(str(folder / "deployed.onnx"), options, providers=["CPUExecutionProvider"])
+        predict, count = deployed(str(folder), threads), [0]
 
         def run(images: np.ndarray) -> Any:
             count[0] += len(images)
-            return session.run(None, {"images": images})
+            return predict(images)
 
         return run, lambda: count[0]
     runtime = OnnxRuntime(folder / ("int8.onnx" if variant.startswith("int8") else "model.onnx"), threads=threads)
@@ -225,8 +220,13 @@ def create(runtime: str, variant: str, model: Model, folder: Path, threads: int)
 
 def peak_memory(runtime: str, variant: str, model: Model, folder: Path, threads: int) -> float:
     """Megabytes of a fresh process that runs this variant for three batches, or race-merge for as long as it takes."""
-    names = [runtime, variant, model.family, model.checkpoint or "", str(folder), str(threads)]
-    result = subprocess.run([sys.executable, "-m", "mergetta.bench.cost", *names], capture_output=True, text=True)
+    import signal
+    import subprocess
+
+    command = ["-m", "mergetta.bench.cost", runtime, variant, model.family, model.checkpoint or ""]
+    if (runtime, variant) == REFERENCE:
+        command = ["-P", str(Path(__file__).with_name("deployed.py"))]
+    result = subprocess.run([sys.executable, *command, str(folder), str(threads)], capture_output=True, text=True)
     if result.returncode == -signal.SIGKILL or "not enough memory" in result.stderr or "MemoryError" in result.stderr:
         raise MemoryError(f"measuring {runtime} {variant} of {model.family}: not enough memory")
     if result.returncode:
@@ -234,16 +234,12 @@ def peak_memory(runtime: str, variant: str, model: Model, folder: Path, threads:
     return float(result.stdout.split()[-1])
 
 
-def of_process(field: str, process: int | str = "self") -> float:
-    """`VmRSS` (now) or `VmHWM` (at most so far), in megabytes."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
 def measure_model(
     model: Model, batch: int, rounds: int, threads: int, progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """One row per runtime and variant."""
+    import tempfile
+
     what = f"{model.family}, batch {batch}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -274,14 +270,6 @@ def measure_model(
         }
         for key in VARIANTS
     ]
-
-
-def stream(images: np.ndarray, start: int, count: int) -> Iterator[np.ndarray]:
-    """Batches of a stream whose images differ: rows of pixels move on, and the first pixel is of any grey (`Mixed`)."""
-    for index in range(start, start + count):
-        batch = np.roll(images, index, axis=2)
-        batch[:, 0, 0, 0] = (np.arange(len(images)) + index * len(images)) * 7919 % 256 / np.float32(255)
-        yield batch
 
 
 def measure_times(
@@ -347,12 +335,12 @@ def main() -> None:
         __import__("torch" if runtime == "torch" else "mergetta.runtimes.onnx_runtime")
     else:
         predict, _ = create(runtime, variant, Model(family, checkpoint or None), Path(folder), int(threads))
-        count = {"race-merge": -(-LOOKED // len(images)), "resting": -(-2 * FEW // len(images))}.get(variant, 3)
+        count = {"race-merge": -(-LOOKED // len(images)), "resting": -(-2 * FEW // len(images))}.get(variant, BATCHES)
         for batch in stream(images, 0, count):
             predict(batch)
     if runtime == "onnx" and {"torch", "scipy", "pandas", "fastapi"} & set(sys.modules):
         raise RuntimeError("the device process imported what a device does not have")
-    print(of_process("VmHWM"))  # not ru_maxrss, which a child inherits from the process that started it
+    print(of_process("VmHWM"))
 
 
 if __name__ == "__main__":

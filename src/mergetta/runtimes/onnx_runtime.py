@@ -82,8 +82,7 @@ class OnnxRuntime:
         return self._read("groups", "classifier_bias")
 
     def _read(self, *names: str) -> list[np.ndarray]:
-        """Copies: an output that is kept would keep all memory of the session that it came from."""
-        return [value.copy() for value in run_session(self._session, list(names), self._blank())]
+        return run_session(self._session, list(names), self._blank())
 
     @cached_property
     def groups(self) -> dict[str, Vector]:
@@ -122,9 +121,10 @@ class OnnxRuntime:
         session, outputs = self._session, ["logits", "features", "signature", *(["moments"] if moments else [])]
 
         def run(part: np.ndarray) -> Output:
-            return Output(*run_session(session, outputs, {"images": part, **feeds}))
+            return Output(*run_session(session, outputs, {"images": part, **feeds}, once=whole and moments))
 
-        return in_portions(x, run) if (shares == 1).all() else run(x)
+        whole = bool((shares < 1).any())
+        return run(x) if whole else in_portions(x, run)
 
     def folded(self, groups: GroupValues) -> Predict:
         """Another session, in the place of the one that is open. An int8 model, or one whose plain graph is not there,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,7 @@ class Sessions:
                 del self._open[next(iter(self._open))]
                 give_back()
             session = create()
-            if self.most == 1:  # what it took to open a large one
-                give_back()
+            give_back()  # what it took to open it: half a millisecond
         self._open[key] = session
         return session
 
@@ -107,9 +107,17 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def run_session(session: Any, outputs: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run_session(session: Any, outputs: list[str], feeds: dict[str, np.ndarray], once: bool = False) -> list[np.ndarray]:
+    """Copies of outputs: one that is kept would keep all memory of the session that it came from, open or not.
+
+    What a pass takes is kept for the next one, unless there will hardly be one of its size (`once`).
+    """
+    options = None
+    if once and sys.maxsize > 2**32:  # on others ONNX Runtime keeps nothing
+        options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     try:
-        return session.run(outputs, feeds)  # type: ignore[no-any-return]
+        return [value.copy() for value in session.run(outputs, feeds, options)]
     except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
         shape = feeds["images"].shape
         raise MergettaError(f"The model cannot take images of shape {shape}: {' '.join(str(error).split())}") from error
