@@ -73,10 +73,13 @@ class Mixture:
         """Logits of images with something added to the groups: normalised as the stream is, or with the statistics of
         these images themselves.
         """
-        return (
-            lambda images, moved: to_numpy(self(images, weights, moved=moved).logits),
-            lambda images, moved: to_numpy(self.runtime(images, self.groups(weights, moved)).logits),
-        )
+
+        def alone(images: NDArray[Any], moved: Mapping[str, Vector]) -> NDArray[Any]:
+            groups, size = self.groups(weights, moved), together(images)
+            parts = (images[i : i + size] for i in range(0, len(images), size))
+            return np.concatenate([to_numpy(self.runtime(part, groups).logits) for part in parts])
+
+        return lambda images, moved: to_numpy(self(images, weights, moved=moved).logits), alone
 
     def groups(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
         merged, _ = self._of(weights)
