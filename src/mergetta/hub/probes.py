@@ -1,0 +1,133 @@
+"""Behavioural screening: what an expert does to predictions on images that the operator vouches for.
+
+Task vectors tell what is unlike the others; crafted ones are made to be alike. What they do, they cannot hide as well:
+the source model with a crafted task vector loses its predictions on ordinary images, and the further one goes along the
+vector, the faster. So the hub goes far along each expert's, and looks. It needs the device's model and a few clean
+images of the family, without labels: the source model's own predictions on them are what is expected of every view.
+
+References
+----------
+Xie et al. 2019, Zeno: distributed SGD with suspicion-based fault tolerance (updates are scored by their loss on a few
+trusted samples). Cao et al. 2021, FLTrust: Byzantine-robust federated learning via trust bootstrapping (a small clean
+root data set instead of a majority).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mergetta.data.streams import as_input
+from mergetta.errors import MergettaError
+from mergetta.files import decode, encode, expect_names
+from mergetta.groups import GroupValues, learnable
+from mergetta.hub.records import ExpertRecord
+from mergetta.hub.screening import MAJORITY
+from mergetta.losses.probabilities import log_softmax, softmax
+from mergetta.runtimes.base import Runtime
+from mergetta.runtimes.onnx_runtime import OnnxRuntime
+
+FORMAT, VERSION = "mergetta.probes", 1
+CLEAN = "clean"
+COUNT, SEVERITY = 32, 3
+"""Images that are taken, and how strongly they are corrupted."""
+FAR = 3.5
+"""How far the hub goes along a task vector, in usual lengths: whatever the length of an expert, its direction shows."""
+RUIN, WORSE = 8.0, 3.5
+"""An expert is harmful if the loss there is 8 times the source model's own, or 3.5 times that of an ordinary
+contributor. (Honest experts of one domain, severity 4: on `fashion-bn` 1.2 to 1.6 times the source model's, on
+`fashion-vit` 1.5 to 6.0; crafted ones 2.9 to 20 and 7.8 to 15.)"""
+ORDINARY = 3
+"""An ordinary contributor: a third of all do no more harm. Two thirds would have to collude to move that upwards."""
+SAME = 1.2
+"""What was measured with another usual length holds while that has changed by no more than this factor."""
+WORST = 99.0
+"""The harm of an expert with which the model gives no numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeFile:
+    """A device's model, and views of the same clean images: as they are, and corrupted."""
+
+    model: bytes
+    views: Mapping[str, NDArray[np.uint8]]
+    """(N, H, W, C) each."""
+
+    @classmethod
+    def of_images(cls, model: bytes, images: NDArray[np.uint8], corruptions: Iterable[str] | None = None) -> ProbeFile:
+        """With views of all common corruptions, or of these."""
+        from mergetta.data.corruptions import CORRUPTIONS, corrupt  # needs OpenCV, which a hub may not have
+
+        names = CORRUPTIONS if corruptions is None else corruptions
+        return cls(model, {CLEAN: images, **{name: corrupt(images, name, SEVERITY) for name in names}})
+
+    def to_bytes(self) -> bytes:
+        tensors = {f"view/{name}": view for name, view in self.views.items()}
+        model = np.frombuffer(self.model, np.uint8)
+        return encode({"model": model, **tensors}, FORMAT, VERSION, {"views": list(self.views)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "the probe file") -> ProbeFile:
+        tensors, header = decode(data, FORMAT, VERSION, source)
+        names = expect_names(header, "views", source)
+        if {"model", *(f"view/{name}" for name in names)} != set(tensors) or CLEAN not in names:
+            raise MergettaError(f"{source} lacks its model or a view.")
+        return cls(tensors["model"].tobytes(), {name: tensors[f"view/{name}"] for name in names})
+
+
+class Probes:
+    """Runs experts on the views. One thread, so that requests are answered meanwhile."""
+
+    def __init__(self, file: ProbeFile, digest: str = "", runtime: Runtime | None = None) -> None:
+        self.digest = digest
+        self.runtime = runtime or OnnxRuntime(file.model, threads=1)
+        self.views = [as_input(view) for view in file.views.values()]
+        clean = self.runtime(as_input(file.views[CLEAN]), given=1.0).logits
+        self.expected = softmax(np.asarray(clean, np.float64))
+        self.own = self.loss(self.runtime.groups)
+        """The source model's, with the statistics of batches."""
+        if not 0 < self.own < math.inf:
+            raise MergettaError("The model's predictions on the probe images are no probabilities: export it again.")
+
+    def loss(self, groups: GroupValues) -> float:
+        """Cross-entropy with the source model's predictions on the clean views, mean over views and images."""
+        found = []
+        for view in self.views:
+            logits = np.asarray(self.runtime(view, groups).logits, np.float64)
+            found.append(-(self.expected * log_softmax(logits)).sum(axis=1).mean())
+        return float(np.mean(found))
+
+    def harm(self, expert: GroupValues, usual: float) -> float:
+        """The logarithm of how many times the source model's loss it has, `FAR` usual lengths along its task vector."""
+        base, names = self.runtime.groups, learnable(self.runtime.groups)
+        task = {name: np.asarray(expert[name], np.float64) - base[name] for name in names}
+        length = math.sqrt(sum(float(part @ part) for part in task.values()))
+        if length == 0:
+            return 0.0
+        loss = self.loss({**base, **{n: base[n] + np.float32(FAR * usual / length) * p for n, p in task.items()}})
+        return min(math.log(loss / self.own), WORST) if loss > 0 else WORST
+
+    def knows(self, expert: ExpertRecord, usual: float) -> bool:
+        """Whether it has been tried already, at about this length."""
+        return expert.probes == self.digest and expert.usual is not None and 1 / SAME < expert.usual / usual < SAME
+
+
+def harmful(voices: Sequence[ExpertRecord], suspects: Sequence[ExpertRecord]) -> dict[str, str]:
+    """Reason per expert with which predictions on the probe images are far worse than with ordinary ones."""
+    of: dict[str, list[float]] = {}
+    for expert in voices:
+        if expert.harm is not None:
+            of.setdefault(expert.token, []).append(expert.harm)
+    limit, harms = math.log(RUIN), sorted(float(np.median(each)) for each in of.values())
+    if len(harms) >= MAJORITY:
+        limit = min(limit, harms[len(harms) // ORDINARY] + math.log(WORSE))
+    return {
+        expert.id: f"far along its task vector, the probe images have {math.exp(expert.harm):.2g} times the "
+        f"source model's loss, and {math.exp(limit):.2g} times is the most"
+        for expert in suspects
+        if expert.harm is not None and expert.harm > limit
+    }
