@@ -9,7 +9,7 @@ Honest experts are those of the 14 other domains, one contributor each unless to
 other images of the targets as far as the screening lets them: norm and direction of honest experts, as a whole and in
 each layer. `merge` is the error of the bundle's start with the statistics of batches of 200, as in the paper; `device`
 that of race-merge with its default settings, in batches of 64, over four orders of the images. The corruptions of the
-three targets are not among the views of the probes. Adaptive attackers know the probes, as if they had the operator's file.
+three targets are not among the views of the probes. Adaptive attackers know the probes, as if they had the file.
 """
 
 from __future__ import annotations
@@ -302,8 +302,8 @@ def attacks() -> Iterator[tuple[str, Attack, bool]]:
     ], True  # fmt: skip
 
 
-def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle, dict[str, int], dict[str, int]]:
-    """The bundle of a hub that was sent these, and the states of honest and of evil experts."""
+def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle | None, dict[str, int], dict[str, int]]:
+    """The bundle of a hub that was sent these, if it has any, and the states of honest and of evil experts."""
     with tempfile.TemporaryDirectory() as folder:
         settings = HubSettings.in_folder(Path(folder), open=is_open)
         store = Store(settings.database, settings.blobs)
@@ -320,8 +320,7 @@ def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle, dict
                 store.add_expert(RUNTIME.family, expert.to_bytes(), tokens[name])
             builder.build_all()
         current = store.current(RUNTIME.family, Variant())
-        assert current is not None
-        bundle = Bundle.from_bytes(store.blob(current.id))
+        bundle = None if current is None else Bundle.from_bytes(store.blob(current.id))
         honest = {token for name, token in tokens.items() if name.startswith("honest")}
         states: tuple[dict[str, int], dict[str, int]] = ({}, {})
         for entry in store.experts(RUNTIME.family):
@@ -331,8 +330,10 @@ def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle, dict
     return bundle, *states
 
 
-def errors(bundle: Bundle, target: str) -> tuple[float, float]:
-    """Of the merge and of the device."""
+def errors(bundle: Bundle | None, target: str) -> tuple[float, float]:
+    """Of the merge and of the device; without a bundle, it stays with the source model."""
+    if bundle is None:
+        return np.nan, np.nan
     domain, merged = target_of(SUITE, target), bundle.merge()
     wrong = [np.argmax(RUNTIME(x, merged).logits, 1) != y for x, y in domain.stream(0, 200)]
     online = []
