@@ -160,6 +160,20 @@ class TestHub:
         shop.build()
         assert shop.store.expert(evil).state == ACTIVE
 
+    def test_what_a_person_has_accepted_is_the_yardstick(self, shop: Workshop) -> None:
+        """So a majority cannot make the usual length so short that nothing is seen."""
+        evil = [shop.upload(crafted(seed), f"evil-{seed}") for seed in range(4)]
+        short = [shop.upload(expert_of(0.3 * task_vector(seed)), f"short-{seed}") for seed in range(20, 32)]
+        shop.store.put_probes(FAMILY, FILE.to_bytes())
+        shop.build()
+        assert {shop.store.expert(each).state for each in evil} == {ACTIVE}
+        for expert in shop.store.experts(FAMILY):
+            if expert.token.startswith("honest"):
+                shop.store.decide(expert.id, ACTIVE, "ours")
+        shop.build()
+        assert {shop.store.expert(each).state for each in evil} == {QUARANTINED}
+        assert {shop.store.expert(each).state for each in short} == {ACTIVE}
+
     def test_who_is_harmful_has_no_voice(self, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
         heard: list[set[str]] = []
         monkeypatch.setattr(

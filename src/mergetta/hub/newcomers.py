@@ -11,7 +11,7 @@ from mergetta.family_file import FamilyFile
 from mergetta.hub.influence import influences, usual_length
 from mergetta.hub.probes import Probes, harmful
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, ExpertRecord, FamilyRecord
-from mergetta.hub.screening import fair, layout, screen
+from mergetta.hub.screening import fair, layout, screen, trusted
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
 from mergetta.hub.store.storage import Unavailable
@@ -44,10 +44,10 @@ def judge_newcomers(
         voices = store.voices(family.id, YARDSTICK)
     reasons: dict[str, str] = {}
     if probes and settings.screen:
-        usual = usual_length(fair(voices, YARDSTICK))
+        usual = usual_length(trusted(fair(voices, YARDSTICK)))
         known = {e.id: e for e in tried(store, [*found, *voices], probes, usual, keep_on)}
         voices, suspects = ([known[e.id] for e in experts] for experts in (voices, suspects))
-        reasons = harmful(voices, suspects)
+        reasons = harmful(trusted(voices), suspects)
         voices = [e for e in voices if e.id not in reasons]
     voices = fair(voices, YARDSTICK)
     counts_for = influences(voices, usual_length(voices))
