@@ -39,8 +39,8 @@ FAR = 3.5
 """How far the hub goes along a task vector, in usual lengths: whatever the length of an expert, its direction shows."""
 RUIN, WORSE = 8.0, 3.5
 """An expert is harmful if the loss there is 8 times the source model's own, or 3.5 times that of an ordinary
-contributor. (Honest experts of one domain, severity 4: on `fashion-bn` 1.2 to 1.6 times the source model's, on
-`fashion-vit` 1.5 to 6.0; crafted ones 2.9 to 20 and 7.8 to 15.)"""
+contributor. (Honest experts of one domain, severity 4: on `fashion-bn` 1.3 to 1.8 times the source model's, on
+`fashion-vit` 1.5 to 6.4; crafted ones 3.3 to 22 and 8.3 to 16.)"""
 ORDINARY = 3
 """An ordinary contributor: a third of all do no more harm. Two thirds would have to collude to move that upwards."""
 SAME = 1.2
