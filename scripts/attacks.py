@@ -68,6 +68,10 @@ def with_task(expert: Expert, vector: dict[str, np.ndarray], domain: str) -> Exp
     return replace(expert, groups=groups, domain=domain)
 
 
+def length_of(vector: dict[str, np.ndarray]) -> float:
+    return float(np.sqrt(sum(float(part @ part) for part in vector.values())))
+
+
 def scaled(expert: Expert, factor: float, domain: str) -> Expert:
     return with_task(expert, {name: factor * part for name, part in task(expert).items()}, domain)
 
@@ -131,36 +135,38 @@ class Attacker:
             found.append(with_task(self.honest[i % len(self.honest)], self.allowed(mixed, cosine), f"evil-{i}"))
         return found
 
-    def tries(self) -> None:
-        """What it needs to know of the probes."""
+    def tries(self, count: int) -> None:
+        """What it needs to know of the probes, to have so many experts pass. They will be as long as the usual ones."""
         if not hasattr(self, "probes"):
             self.probes = Probes(probe_file(), runtime=RUNTIME)
-            lengths = [np.sqrt(sum(float(part @ part) for part in task(expert).values())) for expert in self.honest]
-            self.usual = float(np.median(lengths))
-            harms = sorted(self.probes.harm(expert.groups, self.usual) for expert in self.honest)
-            self.goal = min(np.log(RUIN), harms[len(harms) // ORDINARY] + np.log(WORSE)) - 0.1
+            usual = np.median([length_of(task(expert)) for expert in self.honest])
+            self.usual = float(1.1 ** np.round(np.log(usual) / np.log(1.1)))  # as the hub rounds it
+            self.harms = sorted(self.probes.harm(expert.groups, self.usual) for expert in self.honest)
+        ordinary = self.harms[min((len(self.harms) + count) // ORDINARY, len(self.harms) - 1)]
+        self.goal = min(np.log(RUIN), ordinary + np.log(WORSE)) - 0.05
 
     def passing(self, expert: Expert, vector: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The largest share of a vector, the rest an honest expert's own, that its own probes let pass."""
-        self.tries()
+        """The largest share of a vector, the rest an honest expert's own, that the probes let pass."""
         low, high, own = 0.0, 1.0, task(expert)
         for _ in range(7):
             share = (low + high) / 2
             mixed = {n: (1 - share) * own[n] + share * vector[n] for n in NAMES}
             harm = self.probes.harm(with_task(expert, mixed, "").groups, self.usual)
             low, high = (share, high) if harm < self.goal else (low, share)
-        return {n: (1 - low) * own[n] + low * vector[n] for n in NAMES}
+        mixed = {n: (1 - low) * own[n] + low * vector[n] for n in NAMES}
+        return {n: np.float32(self.usual / length_of(mixed)) * part for n, part in mixed.items()}
 
     def let_pass(self, count: int, vector: dict[str, np.ndarray]) -> list[Expert]:
-        """As much of a vector in each as its own probes let pass."""
+        """As much of a vector in each as the probes let pass."""
+        self.tries(count)
         chosen = [self.honest[i % len(self.honest)] for i in range(count)]
         return [with_task(e, self.passing(e, vector), f"evil-{i}") for i, e in enumerate(chosen)]
 
-    def kind(self, parts: int = 1, steps: int = 80) -> list[dict[str, np.ndarray]]:
+    def kind(self, count: int, parts: int = 1, steps: int = 80) -> list[dict[str, np.ndarray]]:
         """Vectors that are each harmless on the probes, far along, and whose mean does most harm to the targets when it
         is half of the merge.
         """
-        self.tries()
+        self.tries(count)
         rng, mean = np.random.default_rng(0), {n: torch.from_numpy(part) for n, part in self.mean.items()}
         found = [self.allowed({n: rng.normal(size=BASE[n].size) for n in NAMES}, 0.75) for _ in range(parts)]
         base = {n: torch.from_numpy(BASE[n]) for n in NAMES}
@@ -191,7 +197,7 @@ class Attacker:
 
     def one_by_one(self, count: int) -> list[Expert]:
         """Two kinds in turn, each harmless on the probes: together they are not."""
-        first, second = (self.let_pass(count, vector) for vector in self.kind(2))
+        first, second = (self.let_pass(count, vector) for vector in self.kind(count, 2))
         return [(first, second)[i % 2][i] for i in range(count)]
 
     def uploads(self, count: int, vector: dict[str, np.ndarray]) -> list[Expert]:
@@ -288,13 +294,13 @@ def attacks() -> Iterator[tuple[str, Attack, bool]]:
         each(h, "honest"), each(a.let_pass(13, a.craft(0.75)), "evil")
     ], True  # fmt: skip
     yield "adaptive: 13 of 27, made to be kind to the probes", lambda h, a, v: [
-        each(h, "honest"), each(a.let_pass(13, a.kind()[0]), "evil")
+        each(h, "honest"), each(a.let_pass(13, a.kind(13)[0]), "evil")
     ], True  # fmt: skip
     yield "adaptive: 13 of 27, harmless one by one", lambda h, a, v: [
         each(h, "honest"), each(a.one_by_one(13), "evil")
     ], True  # fmt: skip
     yield "adaptive: 20 of 34, made to be kind to the probes", lambda h, a, v: [
-        each(h, "honest"), each(a.let_pass(20, a.kind()[0]), "evil")
+        each(h, "honest"), each(a.let_pass(20, a.kind(20)[0]), "evil")
     ], True  # fmt: skip
     yield "a small clean pool: 4 tokens", lambda h, a, v: [each(h[::4], "honest")], True
     yield "own: 12 crafted by a fifth token", lambda h, a, v: [
