@@ -34,7 +34,7 @@ from mergetta.data.corruptions import CORRUPTIONS
 from mergetta.family_file import FamilyFile
 from mergetta.groups import learnable
 from mergetta.hub.builder import Builder
-from mergetta.hub.probes import COUNT, FAR, ORDINARY, RUIN, WORSE, ProbeFile, Probes
+from mergetta.hub.probes import COUNT, FAR, RUIN, ProbeFile, Probes, most_harm
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
@@ -141,9 +141,8 @@ class Attacker:
             self.probes = Probes(probe_file(), runtime=RUNTIME)
             usual = np.median([length_of(task(expert)) for expert in self.honest])
             self.usual = float(1.1 ** np.round(np.log(usual) / np.log(1.1)))  # as the hub rounds it
-            self.harms = sorted(self.probes.harm(expert.groups, self.usual) for expert in self.honest)
-        ordinary = self.harms[min((len(self.harms) + count) // ORDINARY, len(self.harms) - 1)]
-        self.goal = min(np.log(RUIN), ordinary + np.log(WORSE)) - 0.05
+            self.harms = [self.probes.harm(expert.groups, self.usual) for expert in self.honest]
+        self.goal = most_harm([*self.harms, *[np.log(RUIN)] * count]) - 0.05
 
     def passing(self, expert: Expert, vector: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The largest share of a vector, the rest an honest expert's own, that the probes let pass."""

@@ -14,7 +14,7 @@ from mergetta.family_file import FamilyFile
 from mergetta.groups import check_groups
 from mergetta.hub import probes as module
 from mergetta.hub.newcomers import judge_newcomers
-from mergetta.hub.probes import ORDINARY, RUIN, WORSE, ProbeFile, Probes, harmful
+from mergetta.hub.probes import DOUBT, ORDINARY, RUIN, WORSE, ProbeFile, Probes, harmful
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, ExpertRecord
 from mergetta.hub.store import Store, upkeep
 from mergetta.runtimes.base import Classifier, Output
@@ -95,21 +95,23 @@ class TestHarm:
         assert probes.harm(honest(0).groups, 1.0) == module.WORST
 
     def test_who_is_harmful(self) -> None:
-        low, far = math.log(1.5), math.log(1.5 * WORSE)
+        low, far = math.log(1.5), WORSE * math.log(1.5)
         good = [entry(f"t{i}", low) for i in range(6)]
         assert harmful(good, [*good, entry("just", far - 0.01), entry("more", far + 0.01)]).keys() == {"more-0"}
         worst = [entry(f"e{i}", math.log(RUIN) + 0.1) for i in range(3)]
         assert harmful(worst, worst).keys() == {each.id for each in worst}  # where there is nothing else, too
         two = [entry("a", low), entry("b", far + 0.1)]
         assert harmful(two, two) == {} == harmful(two, [entry("unknown", None)])
+        best = [entry(f"t{i}", -0.1 * i) for i in range(6)]
+        assert harmful(best, [*best, entry("better", math.log(DOUBT) - 0.01)]) == {}
 
     def test_less_than_two_thirds_cannot_move_the_limit(self) -> None:
         """Nor does one contributor by sending more."""
-        bad = [entry(f"e{i}", math.log(1.5 * WORSE) + 0.1) for i in range(20)]
+        bad = [entry(f"e{i}", WORSE * math.log(1.5) + 0.1) for i in range(20)]
         good = [entry(f"t{i}", math.log(1.5)) for i in range(14)]
         assert len(bad) < (ORDINARY - 1) * len(good)
         assert harmful([*good, *bad], [*good, *bad]).keys() == {each.id for each in bad}
-        many = [entry("e", math.log(1.5 * WORSE) + 0.1, number) for number in range(50)]
+        many = [entry("e", WORSE * math.log(1.5) + 0.1, number) for number in range(50)]
         assert len(harmful([*good[:4], *many], [*good, *many])) == 50
 
 

@@ -37,10 +37,12 @@ COUNT, SEVERITY = 32, 3
 """Images that are taken, and how strongly they are corrupted."""
 FAR = 3.5
 """How far the hub goes along a task vector, in usual lengths: whatever the length of an expert, its direction shows."""
-RUIN, WORSE = 8.0, 3.5
-"""An expert is harmful if the loss there is 8 times the source model's own, or 3.5 times that of an ordinary
-contributor. (Honest experts of one domain, severity 4: on `fashion-bn` 1.3 to 1.8 times the source model's, on
-`fashion-vit` 1.5 to 6.4; crafted ones 3.3 to 22 and 8.3 to 16.)"""
+RUIN, DOUBT = 8.0, 2.0
+"""An expert is harmful if the loss there is 8 times the source model's own; never, if it is less than twice that."""
+WORSE = 3
+"""In between, if its logarithm is three times that of an ordinary contributor. (Honest experts of one domain, severity
+4: on `fashion-bn` 1.3 to 1.8 times the source model's loss, on `fashion-vit` 1.5 to 6.4; crafted ones 3.3 to 22 and 8.3
+to 16. Ordinary ones have 1.5 and 2.6.)"""
 ORDINARY = 3
 """An ordinary contributor: a third of all do no more harm. Two thirds would have to collude to move that upwards."""
 SAME = 1.2
@@ -116,18 +118,24 @@ class Probes:
         return expert.probes == self.digest and expert.usual is not None and 1 / SAME < expert.usual / usual < SAME
 
 
+def most_harm(harms: Sequence[float]) -> float:
+    """What an expert may do, given what those of each contributor do."""
+    if len(harms) < MAJORITY:
+        return math.log(RUIN)
+    ordinary = sorted(harms)[len(harms) // ORDINARY]
+    return min(math.log(RUIN), max(math.log(DOUBT), WORSE * ordinary))
+
+
 def harmful(voices: Sequence[ExpertRecord], suspects: Sequence[ExpertRecord]) -> dict[str, str]:
     """Reason per expert with which predictions on the probe images are far worse than with ordinary ones."""
     of: dict[str, list[float]] = {}
     for expert in voices:
         if expert.harm is not None:
             of.setdefault(expert.token, []).append(expert.harm)
-    limit, harms = math.log(RUIN), sorted(float(np.median(each)) for each in of.values())
-    if len(harms) >= MAJORITY:
-        limit = min(limit, harms[len(harms) // ORDINARY] + math.log(WORSE))
+    most = most_harm([float(np.median(each)) for each in of.values()])
     return {
-        expert.id: f"far along its task vector, the probe images have {math.exp(expert.harm):.2g} times the "
-        f"source model's loss, and {math.exp(limit):.2g} times is the most"
+        expert.id: f"far along its task vector, the probe images have {math.exp(expert.harm):.2g} times the source "
+        f"model's loss, and {math.exp(most):.2g} times is the most"
         for expert in suspects
-        if expert.harm is not None and expert.harm > limit
+        if expert.harm is not None and expert.harm > most
     }
