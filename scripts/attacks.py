@@ -142,7 +142,7 @@ class Attacker:
             usual = np.median([length_of(task(expert)) for expert in self.honest])
             self.usual = float(1.1 ** np.round(np.log(usual) / np.log(1.1)))  # as the hub rounds it
             self.harms = [self.probes.harm(expert.groups, self.usual) for expert in self.honest]
-        self.goal = most_harm([*self.harms, *[np.log(RUIN)] * count]) - 0.05
+        self.goal = most_harm([*self.harms, *[np.log(RUIN)] * count])[0] - 0.02  # so as to count fully
 
     def passing(self, expert: Expert, vector: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The largest share of a vector, the rest an honest expert's own, that the probes let pass."""

@@ -13,8 +13,9 @@ from mergetta import Expert, MergettaError
 from mergetta.family_file import FamilyFile
 from mergetta.groups import check_groups
 from mergetta.hub import probes as module
-from mergetta.hub.newcomers import judge_newcomers
-from mergetta.hub.probes import DOUBT, ORDINARY, RUIN, WORSE, ProbeFile, Probes, harmful
+from mergetta.hub.influence import LEAST
+from mergetta.hub.newcomers import judge_newcomers, weights_of
+from mergetta.hub.probes import ALONE, DOUBT, DOUBTFUL, ORDINARY, RUIN, WORSE, ProbeFile, Probes, doubts, harmful
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, ExpertRecord
 from mergetta.hub.store import Store, upkeep
 from mergetta.runtimes.base import Classifier, Output
@@ -102,8 +103,16 @@ class TestHarm:
         assert harmful(worst, worst).keys() == {each.id for each in worst}  # where there is nothing else, too
         two = [entry("a", low), entry("b", far + 0.1)]
         assert harmful(two, two) == {} == harmful(two, [entry("unknown", None)])
+        assert harmful(two, [entry("b", math.log(ALONE) + 0.01)])
         best = [entry(f"t{i}", -0.1 * i) for i in range(6)]
         assert harmful(best, [*best, entry("better", math.log(DOUBT) - 0.01)]) == {}
+
+    def test_who_is_doubtful_counts_less(self) -> None:
+        """Nobody does up to twice what an ordinary contributor does; a quarter of a nat above that, a sixteenth."""
+        ordinary = math.log(1.5)
+        good = [entry(f"t{i}", ordinary) for i in range(6)]
+        more = [entry(f"x{i}", DOUBTFUL * ordinary + above) for i, above in enumerate((-0.01, 0.05, 0.1, 0.3))]
+        assert doubts(good, [*good, *more]) == {"x1": 0.5, "x2": 0.25, "x3": LEAST}
 
     def test_less_than_two_thirds_cannot_move_the_limit(self) -> None:
         """Nor does one contributor by sending more."""
@@ -141,6 +150,13 @@ class TestHub:
         assert {e.state for e in shop.store.experts(FAMILY)} == {ACTIVE}
         for name, vector in before.merge().items():
             np.testing.assert_array_equal(shop.bundle().merge()[name], vector)
+
+    def test_weights_follow_the_probes(self, shop: Workshop) -> None:
+        """As long as there are some: what is remembered of others does not count."""
+        voices = [entry(f"t{i}", math.log(1.5)) for i in range(6)]
+        voices.append(entry("x", 2.9 * math.log(1.5)))
+        assert weights_of(voices, 0.0, "p") == {"x": LEAST}
+        assert weights_of(voices, 0.0, "other") == {} == weights_of(voices, 0.0, "")
 
     def test_each_is_tried_once(self, shop: Workshop) -> None:
         shop.store.put_probes(FAMILY, FILE.to_bytes())

@@ -8,8 +8,8 @@ from dataclasses import replace
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
-from mergetta.hub.influence import influences, usual_length
-from mergetta.hub.probes import Probes, harmful
+from mergetta.hub.influence import LEAST, influences, usual_length
+from mergetta.hub.probes import Probes, doubts, harmful
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, ExpertRecord, FamilyRecord
 from mergetta.hub.screening import fair, layout, screen, trusted
 from mergetta.hub.settings import HubSettings
@@ -50,7 +50,7 @@ def judge_newcomers(
         reasons = harmful(trusted(voices), suspects)
         voices = [e for e in voices if e.id not in reasons]
     voices = fair(voices, YARDSTICK)
-    counts_for = influences(voices, usual_length(voices))
+    counts_for = weights_of(voices, usual_length(voices), family.probes)
     voices = [e for e in voices if e.decided or counts_for.get(e.token, 1.0) > FAINT]
     if settings.screen:
         reasons = {**screen(voices, suspects, layout(file.base)), **reasons}
@@ -58,6 +58,15 @@ def judge_newcomers(
     changed = {e.id: verdict[e.id] for e in suspects if (e.state, e.reason) != verdict[e.id]}
     if changed:
         store.judge(family.id, changed)
+
+
+def weights_of(voices: Sequence[ExpertRecord], usual: float, probes: str) -> dict[str, float]:
+    """What contributors count in the merge, as far as they pull it aside and as far as the probes doubt them."""
+    found = influences(voices, usual)
+    known = [expert for expert in voices if probes and expert.probes == probes]
+    for token, weight in doubts(trusted(known), known).items():
+        found[token] = max(LEAST, weight * found.get(token, 1.0))
+    return found
 
 
 def tried(

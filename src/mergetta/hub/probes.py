@@ -25,6 +25,7 @@ from mergetta.data.streams import as_input
 from mergetta.errors import MergettaError
 from mergetta.files import decode, encode, expect_names
 from mergetta.groups import GroupValues, learnable
+from mergetta.hub.influence import LEAST
 from mergetta.hub.records import ExpertRecord
 from mergetta.hub.screening import MAJORITY
 from mergetta.losses.probabilities import log_softmax, softmax
@@ -37,12 +38,15 @@ COUNT, SEVERITY = 32, 3
 """Images that are taken, and how strongly they are corrupted."""
 FAR = 3.5
 """How far the hub goes along a task vector, in usual lengths: whatever the length of an expert, its direction shows."""
-RUIN, DOUBT = 8.0, 2.0
-"""An expert is harmful if the loss there is 8 times the source model's own; never, if it is less than twice that."""
-WORSE = 3
-"""In between, if its logarithm is three times that of an ordinary contributor. (Honest experts of one domain, severity
-4: on `fashion-bn` 1.3 to 1.8 times the source model's loss, on `fashion-vit` 1.5 to 6.4; crafted ones 3.3 to 22 and 8.3
-to 16. Ordinary ones have 1.5 and 2.6.)"""
+RUIN, ALONE, DOUBT = 16.0, 8.0, 2.0
+"""An expert is harmful if the loss there is 16 times the source model's own (8 times, while there are not yet three
+contributors to compare with); never, if it is less than twice that."""
+WORSE, DOUBTFUL = 3, 2
+"""In between, if its logarithm is three times that of an ordinary contributor. From twice on (or 8 times the loss), a
+contributor counts less. (Honest experts of one domain, severity 4: on `fashion-bn` 1.3 to 1.8 times the source model's
+loss, on `fashion-vit` 1.5 to 6.4; crafted ones 3.3 to 22 and 8.3 to 16. Ordinary ones have 1.5 and 2.6.)"""
+HALVED = 1 / 16
+"""What a contributor counts is halved as often as the logarithm of its loss is above that by so much."""
 ORDINARY = 3
 """An ordinary contributor: a third of all do no more harm. Two thirds would have to collude to move that upwards."""
 SAME = 1.2
@@ -118,24 +122,39 @@ class Probes:
         return expert.probes == self.digest and expert.usual is not None and 1 / SAME < expert.usual / usual < SAME
 
 
-def most_harm(harms: Sequence[float]) -> float:
-    """What an expert may do, given what those of each contributor do."""
+def most_harm(harms: Sequence[float]) -> tuple[float, float]:
+    """What an expert may do before it counts less, and before it is kept out, given what each contributor's do."""
     if len(harms) < MAJORITY:
-        return math.log(RUIN)
-    ordinary = sorted(harms)[len(harms) // ORDINARY]
-    return min(math.log(RUIN), max(math.log(DOUBT), WORSE * ordinary))
+        return math.log(ALONE), math.log(ALONE)
+    ordinary = max(math.log(DOUBT) / WORSE, sorted(harms)[len(harms) // ORDINARY])
+    return min(math.log(ALONE), DOUBTFUL * ordinary), min(math.log(RUIN), WORSE * ordinary)
 
 
-def harmful(voices: Sequence[ExpertRecord], suspects: Sequence[ExpertRecord]) -> dict[str, str]:
-    """Reason per expert with which predictions on the probe images are far worse than with ordinary ones."""
+def harms_of(voices: Sequence[ExpertRecord]) -> dict[str, float]:
+    """Of each contributor, the median of its experts'."""
     of: dict[str, list[float]] = {}
     for expert in voices:
         if expert.harm is not None:
             of.setdefault(expert.token, []).append(expert.harm)
-    most = most_harm([float(np.median(each)) for each in of.values()])
+    return {token: float(np.median(each)) for token, each in of.items()}
+
+
+def harmful(voices: Sequence[ExpertRecord], suspects: Sequence[ExpertRecord]) -> dict[str, str]:
+    """Reason per expert with which predictions on the probe images are far worse than with ordinary ones."""
+    _, most = most_harm([*harms_of(voices).values()])
     return {
         expert.id: f"far along its task vector, the probe images have {math.exp(expert.harm):.2g} times the source "
         f"model's loss, and {math.exp(most):.2g} times is the most"
         for expert in suspects
         if expert.harm is not None and expert.harm > most
     }
+
+
+def doubts(yardstick: Sequence[ExpertRecord], voices: Sequence[ExpertRecord]) -> dict[str, float]:
+    """What contributors count whose experts do more harm than ordinary ones, but not so much that they are kept out:
+    honest ones of a model that does not adapt well can do as much as crafted ones. Powers of two, so that a newcomer
+    seldom changes what others count.
+    """
+    first, _ = most_harm([*harms_of(yardstick).values()])
+    above = {token: harm - first for token, harm in harms_of(voices).items() if harm > first}
+    return {token: max(LEAST, 2.0 ** -math.ceil(more / HALVED)) for token, more in above.items()}
