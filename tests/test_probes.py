@@ -61,7 +61,7 @@ def crafted(seed: int) -> Expert:
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    monkeypatch.setattr(module, "OnnxRuntime", lambda model, threads: Tiny())
+    monkeypatch.setattr(module, "opened", lambda model: Tiny())
     shop = Workshop(tmp_path / "hub", open=True)
     for seed in range(6):
         shop.upload(honest(seed), f"honest-{seed}")
@@ -235,7 +235,7 @@ class TestHub:
 
 
 def test_only_administrators_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OnnxRuntime", lambda model, threads: Tiny())
+    monkeypatch.setattr(module, "opened", lambda model: Tiny())
     fleet = Fleet(tmp_path)
     with fleet.client:
         fleet.register()

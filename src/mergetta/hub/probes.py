@@ -30,7 +30,6 @@ from mergetta.hub.records import ExpertRecord
 from mergetta.hub.screening import MAJORITY
 from mergetta.losses.probabilities import log_softmax, softmax
 from mergetta.runtimes.base import Runtime
-from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
 FORMAT, VERSION = "mergetta.probes", 1
 CLEAN = "clean"
@@ -85,12 +84,19 @@ class ProbeFile:
         return cls(tensors["model"].tobytes(), {name: tensors[f"view/{name}"] for name in names})
 
 
+def opened(model: bytes) -> Runtime:
+    """With ONNX Runtime, whose 20 MB only a hub with probes needs."""
+    from mergetta.runtimes.onnx_runtime import OnnxRuntime
+
+    return OnnxRuntime(model, threads=1)
+
+
 class Probes:
     """Runs experts on the views. One thread, so that requests are answered meanwhile."""
 
     def __init__(self, file: ProbeFile, digest: str = "", runtime: Runtime | None = None) -> None:
         self.digest = digest
-        self.runtime = runtime or OnnxRuntime(file.model, threads=1)
+        self.runtime = runtime or opened(file.model)
         self.views = [as_input(view) for view in file.views.values()]
         clean = self.runtime(as_input(file.views[CLEAN]), given=1.0).logits
         self.expected = softmax(np.asarray(clean, np.float64))
