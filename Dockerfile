@@ -5,7 +5,7 @@ RUN useradd --system --uid 10001 --create-home mergetta
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
-RUN pip install --no-cache-dir -c constraints.txt '.[hub,postgres,s3]' && mkdir /data && chown mergetta /data
+RUN pip install --no-cache-dir -c constraints.txt '.[hub,postgres,s3,video]' && mkdir /data && chown mergetta /data
 
 USER mergetta
 WORKDIR /data

@@ -3,11 +3,13 @@
 python scripts/attacks.py                      # fashion-bn, severity 5, mean of three domains; 10 minutes
 python scripts/attacks.py --suite fashion-vit  # another family
 python scripts/attacks.py crafted              # rows whose name has this in it
+python scripts/attacks.py --probes             # the hub tries experts on clean images (`mergetta hub probe`)
 
 Honest experts are those of the 14 other domains, one contributor each unless told. Crafted ones raise the error on
 other images of the targets as far as the screening lets them: norm and direction of honest experts, as a whole and in
 each layer. `merge` is the error of the bundle's start with the statistics of batches of 200, as in the paper; `device`
-that of race-merge with its default settings, in batches of 64, over four orders of the images.
+that of race-merge with its default settings, in batches of 64, over four orders of the images. The corruptions of the
+three targets are not among the views of the probes. Adaptive attackers know the probes, as if they had the file.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ import numpy as np
 import torch
 
 from mergetta import Bundle, Expert, MergettaError, RaceMerge, TorchRuntime, build_bundle
-from mergetta.bench.inputs import family_of, place_of, target_of, training_of
+from mergetta.bench.inputs import clean_images, family_of, place_of, target_of, training_of
 from mergetta.bench.pools import make_expert
-from mergetta.bench.protocol import measured
+from mergetta.bench.protocol import device_model, measured
 from mergetta.bench.store import Store as Results
 from mergetta.bench.store import default_cache
 from mergetta.bench.suite import load_suite
+from mergetta.data.corruptions import CORRUPTIONS
 from mergetta.family_file import FamilyFile
 from mergetta.groups import learnable
 from mergetta.hub.builder import Builder
+from mergetta.hub.probes import COUNT, FAR, RUIN, ProbeFile, Probes, most_harm
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
@@ -40,6 +44,7 @@ PARSER.add_argument("wanted", nargs="?", default="", help="rows whose name has t
 PARSER.add_argument("--suite", default="fashion-bn")
 PARSER.add_argument("--severity", type=int, default=5)
 PARSER.add_argument("--targets", nargs="+", default=["fog", "gaussian_noise", "pixelate"])
+PARSER.add_argument("--probes", action="store_true", help="try experts on 32 clean images in 13 views")
 PARSER.add_argument("--orders", type=int, default=4, help="of the images, for the device")
 OPTIONS = PARSER.parse_args(None if __name__ == "__main__" else [])  # tests import it
 TARGETS = tuple(OPTIONS.targets)
@@ -49,6 +54,7 @@ RUNTIME = TorchRuntime(family_of(SUITE))
 SOURCE = measured("features", place_of(SUITE), 64, None)
 """What features look like on clean images: an exported model has it, for families without BatchNorm."""
 BASE, NAMES = RUNTIME.groups, learnable(RUNTIME.groups)
+VIEWS = [name for name in CORRUPTIONS if name not in TARGETS]
 Upload = tuple[str, Expert]
 """A token, and what it uploads."""
 
@@ -62,8 +68,19 @@ def with_task(expert: Expert, vector: dict[str, np.ndarray], domain: str) -> Exp
     return replace(expert, groups=groups, domain=domain)
 
 
+def length_of(vector: dict[str, np.ndarray]) -> float:
+    return float(np.sqrt(sum(float(part @ part) for part in vector.values())))
+
+
 def scaled(expert: Expert, factor: float, domain: str) -> Expert:
     return with_task(expert, {name: factor * part for name, part in task(expert).items()}, domain)
+
+
+def probe_file() -> ProbeFile:
+    """Of clean images that no target and no expert has seen."""
+    found = clean_images(place_of(SUITE), COUNT)
+    assert found is not None
+    return ProbeFile.of_images(device_model(place_of(SUITE), False), np.asarray(found.images), VIEWS)
 
 
 class Attacker:
@@ -117,6 +134,70 @@ class Attacker:
                 mixed[name] = aside / lengths[0] + own / lengths[1]
             found.append(with_task(self.honest[i % len(self.honest)], self.allowed(mixed, cosine), f"evil-{i}"))
         return found
+
+    def tries(self, count: int) -> None:
+        """What it needs to know of the probes, to have so many experts pass. They will be as long as the usual ones."""
+        if not hasattr(self, "probes"):
+            self.probes = Probes(probe_file(), runtime=RUNTIME)
+            usual = np.median([length_of(task(expert)) for expert in self.honest])
+            self.usual = float(1.1 ** np.round(np.log(usual) / np.log(1.1)))  # as the hub rounds it
+            self.harms = [self.probes.harm(expert.groups, self.usual) for expert in self.honest]
+        self.goal = most_harm([*self.harms, *[np.log(RUIN)] * count])[0] - 0.02  # so as to count fully
+
+    def passing(self, expert: Expert, vector: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The largest share of a vector, the rest an honest expert's own, that the probes let pass."""
+        low, high, own = 0.0, 1.0, task(expert)
+        for _ in range(7):
+            share = (low + high) / 2
+            mixed = {n: (1 - share) * own[n] + share * vector[n] for n in NAMES}
+            harm = self.probes.harm(with_task(expert, mixed, "").groups, self.usual)
+            low, high = (share, high) if harm < self.goal else (low, share)
+        mixed = {n: (1 - low) * own[n] + low * vector[n] for n in NAMES}
+        return {n: np.float32(self.usual / length_of(mixed)) * part for n, part in mixed.items()}
+
+    def let_pass(self, count: int, vector: dict[str, np.ndarray]) -> list[Expert]:
+        """As much of a vector in each as the probes let pass."""
+        self.tries(count)
+        chosen = [self.honest[i % len(self.honest)] for i in range(count)]
+        return [with_task(e, self.passing(e, vector), f"evil-{i}") for i, e in enumerate(chosen)]
+
+    def kind(self, count: int, parts: int = 1, steps: int = 80) -> list[dict[str, np.ndarray]]:
+        """Vectors that are each harmless on the probes, far along, and whose mean does most harm to the targets when it
+        is half of the merge.
+        """
+        self.tries(count)
+        rng, mean = np.random.default_rng(0), {n: torch.from_numpy(part) for n, part in self.mean.items()}
+        found = [self.allowed({n: rng.normal(size=BASE[n].size) for n in NAMES}, 0.75) for _ in range(parts)]
+        base = {n: torch.from_numpy(BASE[n]) for n in NAMES}
+        for step in range(steps):
+            images, labels = self.images[step % len(self.images)]
+            tensors = [{n: torch.from_numpy(part).requires_grad_() for n, part in each.items()} for each in found]
+            middle = {n: sum(each[n] for each in tensors) / parts for n in NAMES}
+            logits = RUNTIME.forward(images, {n: base[n] + 0.7 * (mean[n] + middle[n]) for n in NAMES}).logits
+            gain = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels))
+            gain = gain - 3 * sum(self.suspicion(each, base, step) for each in tensors)
+            gain.backward()
+            for i, each in enumerate(tensors):
+                steps_of = {n: t.grad.numpy() / max(float(t.grad.norm()), 1e-12) for n, t in each.items()}
+                share = 1 - step / steps
+                found[i] = self.allowed({n: found[i][n] + share * self.longest[n] * steps_of[n] for n in NAMES}, 0.75)
+        return found
+
+    def suspicion(self, vector: dict[str, torch.Tensor], base: dict[str, torch.Tensor], step: int) -> torch.Tensor:
+        """How far a vector is above its goal on three of the views."""
+        length = torch.sqrt(sum((part**2).sum() for part in vector.values()))
+        moved = {n: base[n] + FAR * self.usual / length * part for n, part in vector.items()}
+        expected, losses = torch.from_numpy(self.probes.expected), []
+        for i in range(3):
+            view = self.probes.views[(3 * step + i) % len(self.probes.views)]
+            logits = RUNTIME.forward(view, moved).logits.double()
+            losses.append(-(expected * torch.log_softmax(logits, 1)).sum(1).mean())
+        return torch.relu(torch.log(sum(losses) / 3 / self.probes.own) - self.goal + 0.1)
+
+    def one_by_one(self, count: int) -> list[Expert]:
+        """Two kinds in turn, each harmless on the probes: together they are not."""
+        first, second = (self.let_pass(count, vector) for vector in self.kind(count, 2))
+        return [(first, second)[i % 2][i] for i in range(count)]
 
     def uploads(self, count: int, vector: dict[str, np.ndarray]) -> list[Expert]:
         """All different, with the moments of honest experts."""
@@ -208,18 +289,32 @@ def attacks() -> Iterator[tuple[str, Attack, bool]]:
     yield "own: moments mirrored, 3 × as far, 6 tokens of 20", lambda h, a, v: [
         each(h, "honest"), each([far_moments(h[i], 3.0, f"evil-{i}") for i in range(6)], "evil")
     ], True  # fmt: skip
+    yield "adaptive: 13 of 27, as much as the probes let pass", lambda h, a, v: [
+        each(h, "honest"), each(a.let_pass(13, a.craft(0.75)), "evil")
+    ], True  # fmt: skip
+    yield "adaptive: 13 of 27, made to be kind to the probes", lambda h, a, v: [
+        each(h, "honest"), each(a.let_pass(13, a.kind(13)[0]), "evil")
+    ], True  # fmt: skip
+    yield "adaptive: 13 of 27, harmless one by one", lambda h, a, v: [
+        each(h, "honest"), each(a.one_by_one(13), "evil")
+    ], True  # fmt: skip
+    yield "adaptive: 20 of 34, made to be kind to the probes", lambda h, a, v: [
+        each(h, "honest"), each(a.let_pass(20, a.kind(20)[0]), "evil")
+    ], True  # fmt: skip
     yield "a small clean pool: 4 tokens", lambda h, a, v: [each(h[::4], "honest")], True
     yield "own: 12 crafted by a fifth token", lambda h, a, v: [
         each(h[::4], "honest"), one(a.uploads(12, v), "evil")
     ], True  # fmt: skip
 
 
-def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle, dict[str, int], dict[str, int]]:
-    """The bundle of a hub that was sent these, and the states of honest and of evil experts."""
+def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle | None, dict[str, int], dict[str, int]]:
+    """The bundle of a hub that was sent these, if it has any, and the states of honest and of evil experts."""
     with tempfile.TemporaryDirectory() as folder:
         settings = HubSettings.in_folder(Path(folder), open=is_open)
         store = Store(settings.database, settings.blobs)
         store.put_family(FamilyFile.of_runtime(RUNTIME).to_bytes(), RUNTIME.family)
+        if OPTIONS.probes:
+            store.put_probes(RUNTIME.family, probe_file().to_bytes())
         builder = Builder(store, settings)
         tokens: dict[str, str] = {}
         for uploads in rounds:
@@ -230,8 +325,7 @@ def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle, dict
                 store.add_expert(RUNTIME.family, expert.to_bytes(), tokens[name])
             builder.build_all()
         current = store.current(RUNTIME.family, Variant())
-        assert current is not None
-        bundle = Bundle.from_bytes(store.blob(current.id))
+        bundle = None if current is None else Bundle.from_bytes(store.blob(current.id))
         honest = {token for name, token in tokens.items() if name.startswith("honest")}
         states: tuple[dict[str, int], dict[str, int]] = ({}, {})
         for entry in store.experts(RUNTIME.family):
@@ -241,8 +335,10 @@ def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle, dict
     return bundle, *states
 
 
-def errors(bundle: Bundle, target: str) -> tuple[float, float]:
-    """Of the merge and of the device."""
+def errors(bundle: Bundle | None, target: str) -> tuple[float, float]:
+    """Of the merge and of the device; without a bundle, it stays with the source model."""
+    if bundle is None:
+        return np.nan, np.nan
     domain, merged = target_of(SUITE, target), bundle.merge()
     wrong = [np.argmax(RUNTIME(x, merged).logits, 1) != y for x, y in domain.stream(0, 200)]
     online = []

@@ -1,4 +1,4 @@
-"""`mergetta hub`: serve, tokens, keys, the audit log, check, backup and restore, demo."""
+"""`mergetta hub`: serve, tokens, keys, probes, the audit log, check, backup and restore, demo."""
 
 from __future__ import annotations
 
@@ -158,6 +158,44 @@ def key(out: Annotated[Path, typer.Argument(dir_okay=False, help="The private ke
     from mergetta.hub.signing import Signer
 
     typer.echo(Signer.create(out).public_key)
+
+
+@app.command("probe")
+def probe(
+    images: Annotated[str | None, typer.Argument(help="Clean images without labels: FILE.npz or a folder.")] = None,
+    model: Annotated[Path | None, typer.Option(help="The ONNX file that `mergetta export` wrote.")] = None,
+    remove: Annotated[str | None, typer.Option(help="Try the experts of this family no more.")] = None,
+    count: Annotated[int, typer.Option(min=8, help="Images that are used; more take longer per upload.")] = 32,
+    folder: Folder = Path("hub"),
+    database: Database = None,
+    blobs: Blobs = None,
+) -> None:
+    """Try every expert on clean images, here or by a running hub: what ruins predictions on them is quarantined.
+
+    Example: `mergetta hub probe photos/ --model model.onnx`
+    """
+    from mergetta.errors import MergettaError
+
+    store = opened(folder, database, blobs)
+    if remove is not None:
+        store.put_probes(remove, None)
+        typer.echo(f"experts of {remove} are tried on no images any more")
+        return
+    if images is None or model is None:
+        raise MergettaError("Give images and --model, or --remove FAMILY.")
+    from mergetta.data.images import load_images
+    from mergetta.files import read_bytes
+    from mergetta.hub.probes import ProbeFile, Probes
+    from mergetta.runtimes.onnx_runtime import OnnxRuntime
+
+    content, runtime = read_bytes(model), OnnxRuntime(model)
+    store.family_file(runtime.family).check_base(runtime.groups)
+    loaded = load_images(images, runtime.metadata["channels"], runtime.metadata["size"])
+    file = ProbeFile.of_images(content, loaded[:: max(1, len(loaded) // count)][:count])
+    own = Probes(file, runtime=runtime).own
+    store.put_probes(runtime.family, file.to_bytes())
+    views = f"{len(file.views)} views of {min(count, len(loaded))} images"
+    typer.echo(f"experts of {runtime.family} are tried on {views}, where the source model's own loss is {own:.3g}")
 
 
 @app.command("audit")

@@ -21,6 +21,7 @@ from typing import Any
 from mergetta.bundle import Bundle
 from mergetta.hub.held_pool import HeldPool
 from mergetta.hub.newcomers import judge_newcomers
+from mergetta.hub.probes import ProbeFile, Probes
 from mergetta.hub.records import FamilyRecord, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
@@ -48,6 +49,7 @@ class Builder:
         self.failures = 0
         self.seconds = 0.0
         self._held: dict[str, HeldPool] = {}
+        self._probes: dict[str, Probes] = {}
         self._rest: dict[str, tuple[float, float]] = {}  # families that failed: until when to leave them, and how long
         self._swept: dict[str, float] = {}
         how = f"{settings.recipe.model_dump_json()} {settings.bundle_days} {key_name}"
@@ -146,7 +148,7 @@ class Builder:
         if held is None or held.family.created != family.created:
             keep_on = partial(self.store.lease, family.id, self.owner, LEASE)
             held = HeldPool(self.store, self.settings, family, self.store.family_file(family.id), keep_on)
-        judge_newcomers(self.store, self.settings, family, held.file)
+        judge_newcomers(self.store, self.settings, family, held.file, self._probes_of(family), held.keep_on)
         held.catch_up(family)
         self._held[family.id] = held
         whole: tuple[Bundle, dict[str, Any]] | None = None
@@ -167,9 +169,20 @@ class Builder:
         self.published(family.id)
         self._forget_oldest(family.id)
 
+    def _probes_of(self, family: FamilyRecord) -> Probes | None:
+        """Those that the operator has set; while they are lost, nobody is judged and nothing is built."""
+        known = self._probes.pop(family.id, None)
+        if family.probes and (known is None or known.digest != family.probes):
+            known = Probes(ProbeFile.from_bytes(self.store.blob(family.probes)), family.probes)
+        if known is None or not family.probes:
+            return None
+        self._probes[family.id] = known
+        return known
+
     def _forget_oldest(self, used: str) -> None:
         """Keep the pools within their memory; the family just built stays."""
         for family in list(self._held):
             if self.memory <= self.settings.pool_memory or family == used:
                 return
             del self._held[family]
+            self._probes.pop(family, None)

@@ -14,8 +14,8 @@ from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
 from mergetta.groups import learnable
-from mergetta.hub.influence import influences, share, usual_length
-from mergetta.hub.newcomers import RESCREEN
+from mergetta.hub.influence import share, usual_length
+from mergetta.hub.newcomers import RESCREEN, weights_of
 from mergetta.hub.records import ACTIVE, FamilyRecord, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
@@ -91,7 +91,8 @@ class HeldPool:
         for e in changed.values():
             if e.state == ACTIVE and e.id not in self.entries:
                 missing[e.id] = Entry(e.domain, e.method, e.token, e.norm, share(e.norm, usual))
-        self.less = {token: weight for token, weight in influences(voices, usual).items() if weight < 1}
+        weights = weights_of(voices, usual, family.probes)
+        self.less = {token: weight for token, weight in weights.items() if weight < 1}
         self._reweigh(missing)
         for i in range(0, len(missing), CHUNK):
             self._add(dict(list(missing.items())[i : i + CHUNK]))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mergetta.errors import MergettaError
+from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
-from mergetta.hub.influence import influences, usual_length
-from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, FamilyRecord
-from mergetta.hub.screening import fair, layout, screen
+from mergetta.hub.influence import LEAST, influences, usual_length
+from mergetta.hub.probes import Probes, doubts, harmful
+from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, RETIRED, ExpertRecord, FamilyRecord
+from mergetta.hub.screening import fair, layout, screen, trusted
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
+from mergetta.hub.store.storage import Unavailable
 
 YARDSTICK = 256
 """Most experts that others are compared with: of each contributor one, before there is a second of any."""
@@ -17,7 +24,14 @@ FAINT = 0.25
 """Contributors that count no more than this in a merge have no voice: they pull aside what is usual."""
 
 
-def judge_newcomers(store: Store, settings: HubSettings, family: FamilyRecord, file: FamilyFile) -> None:
+def judge_newcomers(
+    store: Store,
+    settings: HubSettings,
+    family: FamilyRecord,
+    file: FamilyFile,
+    probes: Probes | None = None,
+    keep_on: Callable[[], object] = lambda: None,
+) -> None:
     """Look at newcomers; in pools that are not large, at everybody again. Who is not approved waits."""
     waiting = set() if settings.open else store.unapproved()
     counts = store.counts(family.id, approved=not settings.open)
@@ -28,11 +42,50 @@ def judge_newcomers(store: Store, settings: HubSettings, family: FamilyRecord, f
         voices = [*(e for e in found if e.decided and e.state != QUARANTINED), *suspects]
     else:
         voices = store.voices(family.id, YARDSTICK)
+    reasons: dict[str, str] = {}
+    if probes and settings.screen:
+        usual = usual_length(trusted(fair(voices, YARDSTICK)))
+        known = {e.id: e for e in tried(store, [*found, *voices], probes, usual, keep_on)}
+        voices, suspects = ([known[e.id] for e in experts] for experts in (voices, suspects))
+        reasons = harmful(trusted(voices), suspects)
+        voices = [e for e in voices if e.id not in reasons]
     voices = fair(voices, YARDSTICK)
-    counts_for = influences(voices, usual_length(voices))
+    counts_for = weights_of(voices, usual_length(voices), family.probes)
     voices = [e for e in voices if e.decided or counts_for.get(e.token, 1.0) > FAINT]
-    reasons = screen(voices, suspects, layout(file.base)) if settings.screen else {}
+    if settings.screen:
+        reasons = {**screen(voices, suspects, layout(file.base)), **reasons}
     verdict = {e.id: (QUARANTINED, reasons[e.id]) if e.id in reasons else (ACTIVE, "") for e in suspects}
     changed = {e.id: verdict[e.id] for e in suspects if (e.state, e.reason) != verdict[e.id]}
     if changed:
         store.judge(family.id, changed)
+
+
+def weights_of(voices: Sequence[ExpertRecord], usual: float, probes: str) -> dict[str, float]:
+    """What contributors count in the merge, as far as they pull it aside and as far as the probes doubt them."""
+    found = influences(voices, usual)
+    known = [expert for expert in voices if probes and expert.probes == probes]
+    for token, weight in doubts(trusted(known), known).items():
+        found[token] = max(LEAST, weight * found.get(token, 1.0))
+    return found
+
+
+def tried(
+    store: Store, experts: Sequence[ExpertRecord], probes: Probes, usual: float, keep_on: Callable[[], object]
+) -> list[ExpertRecord]:
+    """With the harm that each does on the probe images: measured once, and noted."""
+    found = []
+    for expert in {each.id: each for each in experts}.values():
+        if usual > 0 and not probes.knows(expert, usual):
+            try:
+                groups = Expert.from_bytes(store.blob(expert.id)).groups
+            except Unavailable:
+                raise
+            except MergettaError:  # lost or damaged: it is not merged either
+                found.append(expert)
+                continue
+            harm = probes.harm(groups, usual)
+            store.note_harm(expert.id, probes.digest, usual, harm)
+            expert = replace(expert, probes=probes.digest, usual=usual, harm=harm)
+            keep_on()
+        found.append(expert)
+    return found

@@ -26,6 +26,8 @@ class FamilyRecord:
     epoch: int
     generation: int
     built: int
+    probes: str = ""
+    """The blob of the images and the model that experts are tried on; empty without."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class ExpertRecord:
     created: float
     changed: float
     revision: int
+    probes: str | None = None
+    """The probes that it was tried on last, at which usual length, and what harm it did."""
+    usual: float | None = None
+    harm: float | None = None
 
 
 @dataclass(frozen=True)

@@ -206,12 +206,17 @@ def unit(rows: Vector) -> Vector:
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
 
 
+def trusted(yardstick: Sequence[ExpertRecord]) -> list[ExpertRecord]:
+    """What a person has accepted, if that is enough."""
+    accepted = [expert for expert in yardstick if expert.decided and expert.state == ACTIVE]
+    return accepted if len(accepted) >= CROWD else list(yardstick)
+
+
 def screen(
     yardstick: Sequence[ExpertRecord], suspects: Sequence[ExpertRecord], groups: Sequence[slice]
 ) -> dict[str, str]:
     """Reason per outlier among the suspects. Who is odd has no voice: the yardstick is made again without."""
-    accepted = [expert for expert in yardstick if expert.decided and expert.state == ACTIVE]
-    crowd = accepted if len(accepted) >= CROWD else list(yardstick)
+    crowd = trusted(yardstick)
     if not crowd:
         return {}
     for look in (Yardstick.odd_lengths, Yardstick.odd_directions):

@@ -129,6 +129,12 @@ class ExpertStore(AuditStore):
             for digest in gone:
                 self.blobs.delete(digest)
 
+    def note_harm(self, expert: str, probes: str, usual: float, harm: float) -> None:
+        """What the probe images have shown: not a change of the pool."""
+        with reachable(), self.database.write() as connection:
+            mine = experts.update().where(experts.c.id == expert)
+            connection.execute(mine.values(probes=probes, usual=usual, harm=harm))
+
     def judge(self, family: str, found: Mapping[str, tuple[str, str]]) -> None:
         """(state, reason) per expert, by the screening: not a change of the pool, but part of its next bundle."""
         with reachable(), self.database.write() as connection:

@@ -65,6 +65,17 @@ class FamilyStore(AuditStore):
             most = self.limits.families_per_token
             raise Refused(f"This token has registered {most} families, as many as it may; an administrator may more.")
 
+    def put_probes(self, family: str, data: bytes | None, by: str = COMMAND_LINE) -> None:
+        """What experts are tried on from now on, those that are there included; None to try none any more."""
+        before, digest = self.family(family).probes, "" if data is None else self.put_blob(data)
+        with reachable(), self.database.write() as connection:
+            self._change(connection, family)
+            connection.execute(families.update().where(families.c.id == family).values(probes=digest))
+            self._note(connection, by, "set probes" if digest else "remove probes", digest, family)
+        if before and before != digest:
+            with reachable():
+                self.blobs.delete(before)
+
     def _family(self, family: str) -> FamilyRecord | None:
         with reachable(), self.database.read() as connection:
             row = connection.execute(sa.select(families).where(families.c.id == family)).first()
@@ -78,7 +89,8 @@ class FamilyStore(AuditStore):
 
     def delete_family(self, family: str, by: str = COMMAND_LINE) -> None:
         """With everything that belongs to it."""
-        gone = {self.family(family).blob}
+        known = self.family(family)
+        gone = {known.blob, known.probes} - {""}
         with reachable(), self.database.write() as connection:
             self._generation(connection, family)
             for table in (experts, bundles):

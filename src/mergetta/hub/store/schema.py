@@ -36,6 +36,7 @@ families = Table(
     Column("built", Integer, nullable=False),  # the generation that the current bundle was made from
     Column("lease_owner", Text),  # which process builds, and until when others leave it alone
     Column("lease_until", Float, nullable=False),
+    Column("probes", Text, nullable=False, server_default=""),  # the blob that experts are tried on, if there is one
 )
 experts = Table(
     "experts",
@@ -56,6 +57,9 @@ experts = Table(
     Column("created", Float, nullable=False),
     Column("changed", Float, nullable=False),
     Column("revision", Integer, nullable=False),  # the family's generation when it last changed
+    Column("probes", Text),  # the blob that it was tried on last,
+    Column("usual", Float),  # at which usual length,
+    Column("harm", Float),  # and what harm it did
     Index("experts_by_state", "family", "state", "created"),
     Index("experts_by_revision", "family", "revision"),
 )

@@ -32,6 +32,10 @@ def check(store: Store, repair: bool = False) -> list[Finding]:
         named.add(family.blob)
         if problem := problem_of(store, family.blob):
             found.append(Finding(f"the file of {family.id} is {problem}", "register it again with the same file"))
+        if family.probes:
+            named.add(family.probes)
+            if problem := problem_of(store, family.probes):
+                found.append(Finding(f"the probes of {family.id} are {problem}", "set them again: mergetta hub probe"))
         for expert in store.experts(family.id):
             named.add(expert.id)
             if expert.state != RETIRED and (problem := problem_of(store, expert.id)):
@@ -80,7 +84,7 @@ def backup(store: Store, folder: Store) -> int:
     with reachable(), folder.database.read() as connection:
         if any(connection.execute(sa.select(table).limit(1)).first() for table in (families, tokens)):
             raise MergettaError("There is a hub's data already where the copy should go.")
-    missing = 0
+    missing, digests = 0, list[str]()
     with reachable(), store.database.snapshot() as reading, folder.database.write() as writing:
         for table in metadata.sorted_tables:
             if table in (bundles, variants, sessions):
@@ -90,7 +94,10 @@ def backup(store: Store, folder: Store) -> int:
             for part in rows.partitions(1000):
                 writing.execute(table.insert(), [dict(row) for row in part])
         kept = sa.select(experts.c.id).where(experts.c.size > 0)
-        for digest in [*writing.execute(sa.select(families.c.blob)).scalars(), *writing.execute(kept).scalars()]:
+        probes = sa.select(families.c.probes).where(families.c.probes != "")
+        for query in (sa.select(families.c.blob), probes, kept):
+            digests += writing.execute(query).scalars()
+        for digest in digests:
             try:
                 folder.put_blob(store.blob(digest))
             except (NotThere, Damaged):
