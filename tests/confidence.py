@@ -69,9 +69,9 @@ def expert(value: float, signature: np.ndarray | None = None, batch_norm: bool =
 
 
 def race_merge(runtime: Runtime, experts: Sequence[Expert], source: Any = None, **options: Any) -> RaceMerge:
-    """Of a bundle whose members are these experts; unless told, as many images are tried as the stream has had."""
+    """Of a bundle whose members are these experts; without finals, and as many are tried as the stream has had."""
     bundle = build_bundle(runtime.groups, experts, family=runtime.family)
-    return RaceMerge(runtime, bundle, source, **{"eager": False, **options})
+    return RaceMerge(runtime, bundle, source, **{"eager": False, "finals": 0, **options})
 
 
 def each_in_turn() -> np.ndarray:

@@ -162,7 +162,8 @@ class TestBegin:
         aligners[0].follow(evenly + 9, Confidence().groups, prior)
         aligners[0].begin(evenly[:8], Confidence().groups, prior)
         aligners[1].follow(evenly[:8], Confidence().groups, prior)
-        assert_same_state(aligners[0].state(), aligners[1].state())
+        assert_same_state(aligners[0].moments.state(), aligners[1].moments.state())
+        assert (aligners[0].followed, aligners[1].followed) == (0, 8)
 
     def test_without_moments_there_is_nothing_to_begin(self, evenly: np.ndarray) -> None:
         runtime = Confidence(batch_norm=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mergetta import MergettaError
 from mergetta.adapters.forward_only.race import Race
-from mergetta.adapters.forward_only.trials import BROKEN, Trials
+from mergetta.adapters.forward_only.trials import BROKEN, Trials, unpacked
 from mergetta.losses.information import information
 from tests.trial_images import CLASSES, SIZE, assert_same_state, images_of, sure, uncertain
 
@@ -26,6 +26,9 @@ def race_of(candidates: np.ndarray = CANDIDATES, caution: float = 0.04, temperat
 def by_first_weight(images: np.ndarray, weights: np.ndarray, alone: bool = True) -> np.ndarray:
     """Predictions that depend on the image and on the candidate, here its weights."""
     return uncertain(images, int(2 * weights[0]))
+
+
+LABELS = [i % CLASSES for i in range(SIZE)]
 
 
 def run(race: Race, portion: int = SIZE) -> None:
@@ -50,11 +53,9 @@ class TestRace:
         odds = np.exp(0.06 / 0.1)
         each = (0.5 + 2 * odds) / (1 + odds)
         np.testing.assert_allclose(race.weights, [each, each, 0])
-        assert not race.over
         race.scores = np.array([1.0, 1.1, 1.06, 0.96])  # 0.96, 1.02, 1.02 and 0.96
         total = 2 + 2 * odds
         np.testing.assert_allclose(race.weights, np.array([0.5 + 3 * odds, 0.5 + 2 * odds, 1]) / total)
-        assert race.over
 
     def test_what_is_shown_is_what_is_scored(self) -> None:
         race, counts = race_of(), []
@@ -122,6 +123,36 @@ class TestRace:
         assert not any(ways)
         assert np.abs(race.weights - CANDIDATES[0]).sum() > 0.2
 
+    def test_finals_by_hand(self) -> None:
+        """The best six of eight go on, on other images; scores are means over all that they have been shown."""
+        race = Race(Trials(SIZE, 0.5, CLASSES), np.eye(9)[:8], 0.0, 0.1, finals=2)
+        values, seen = np.array([0.1, 0.9, 0.5, 0.6, 0.7, 0.2, 0.8, 0.3]), []
+
+        def predict(images: np.ndarray, weights: np.ndarray, alone: bool) -> np.ndarray:
+            seen.append(float(unpacked(images)[0, 0, 0, 0] * 255))
+            return uncertain(images, int(10 * (values @ weights[:8])))
+
+        scores: list[list[float]] = []
+        while not race.over:
+            race.run(images_of([i % CLASSES for i in range(SIZE)], start=SIZE * len(seen)), sure(LABELS), predict)
+            scores.append(race.scores.tolist())
+        assert race.tried == 8 + 6 + 6 == len(seen)
+        assert [len(each) for each in scores] == [*range(1, 8), *[6] * 13]
+        starts = [int(images[0]) for images in (seen[:8], seen[8:14], seen[14:])]
+        assert seen == [starts[0]] * 8 + [starts[1]] * 6 + [starts[2]] * 6
+        assert len(set(starts)) == 3
+        each = np.array(
+            [[information(uncertain(images_of(LABELS, start), int(10 * v))) for start in starts] for v in values]
+        )
+        best = np.argsort(-each[:, 0])[:6]
+        better = best[np.argsort(-each[best, :2].mean(axis=1), kind="stable")]
+        assert race.candidates.argmax(axis=1).tolist() == better.tolist()
+        np.testing.assert_allclose(race.scores, each[better].mean(axis=1))
+        assert scores[7] == scores[12] and scores[13] == scores[18]  # a final counts once it is over
+        again = Race(Trials(SIZE, 0.5, CLASSES), np.eye(9)[:8], 0.0, 0.1, finals=2).restored(race.state())
+        assert again.over and again.begun
+        assert_same_state(again.state(), race.state())
+
     def test_if_all_are_broken_weights_are_numbers(self) -> None:
         race = race_of(np.eye(4), caution=0)
         race.scores = np.full(4, -BROKEN)
@@ -133,7 +164,9 @@ class TestRace:
         for portion in portions:
             run(race, portion)
         state = race.state()
-        assert all(name in ("candidates", "scores") or name.startswith("trials.") for name in state)
+        assert all(
+            name in ("candidates", "scores", "again", "rounds", "tried") or name.startswith("trials.") for name in state
+        )
         again = race_of(np.eye(3)).restored(state)  # its candidates are those of the state
         assert_same_state(again.state(), state)
         while not race.over:
@@ -178,6 +211,11 @@ class TestRace:
             {"candidates": CANDIDATES[0]},
             {"candidates": -CANDIDATES},
             {"candidates": np.full((4, 3), np.nan)},
+            {"again": np.zeros(1)},
+            {"rounds": 1},
+            {"rounds": -1},
+            {"rounds": 0.5},
+            {"tried": -1},
         ],
     )
     def test_hostile_states_are_refused(self, wrong: dict[str, Any]) -> None:
@@ -191,7 +229,7 @@ class TestRace:
         assert_same_state(race.state(), before)
         assert_same_state(race.restored(good).state(), good)
 
-    @pytest.mark.parametrize("name", ["candidates", "scores", "trials.count"])
+    @pytest.mark.parametrize("name", ["candidates", "scores", "again", "rounds", "tried", "trials.count"])
     def test_a_state_that_lacks_something_is_refused(self, name: str) -> None:
         state = race_of().state()
         del state[name]

@@ -292,7 +292,7 @@ def test_settings_that_are_refused(name: str, value: float, sentence: str) -> No
 def test_options_are_fields_of_the_settings() -> None:
     chosen = RaceSettings(caution=0.1, scale=False)
     adapter = race_merge(Confidence(), [expert(1.0)], settings=chosen, temperature=0.5, eager=False)
-    assert adapter.settings == RaceSettings(caution=0.1, scale=False, temperature=0.5, eager=False)
+    assert adapter.settings == RaceSettings(caution=0.1, scale=False, temperature=0.5, eager=False, finals=0)
     assert chosen == RaceSettings(caution=0.1, scale=False)
     bundle = build_bundle(Confidence().groups, [expert(1.0)])
     with pytest.raises(MergettaError, match="race-merge has no option 'speed'"):

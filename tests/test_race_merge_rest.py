@@ -42,7 +42,7 @@ class TestRest:
         adapter.refinement.settings = replace(adapter.refinement.settings, warm=1, block=4, duel=1, blocks=1)
         while not adapter.refinement.over:
             assert not adapter.resting
-            again = RaceMerge(Confidence(True), adapter.bundle, eager=False, rest=300, patience=2000)
+            again = RaceMerge(Confidence(True), adapter.bundle, eager=False, finals=0, rest=300, patience=2000)
             again.refinement.settings = adapter.refinement.settings
             again.load_state_dict(adapter.state_dict())
             assert_same_state(again.state_dict(), adapter.state_dict())
@@ -69,7 +69,7 @@ class TestRest:
     def test_a_state_at_rest_goes_on_exactly(self, evenly: np.ndarray) -> None:
         adapter = self.at_rest(evenly)
         adapter.predict(evenly)
-        again = RaceMerge(Confidence(True), adapter.bundle, eager=False)
+        again = RaceMerge(Confidence(True), adapter.bundle, eager=False, finals=0)
         again.load_state_dict(adapter.state_dict())
         for images in (evenly, evenly[:7], evenly + 5, evenly + 5):
             np.testing.assert_array_equal(adapter.predict(images), again.predict(images))

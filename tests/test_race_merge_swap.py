@@ -20,7 +20,7 @@ class TestSwap:
         return build_bundle(Confidence(batch_norm).groups, experts, **options)
 
     def running(self, evenly: np.ndarray, *values: float, batches: int = 3, **options: Any) -> RaceMerge:
-        adapter = RaceMerge(Confidence(True), self.bundle(*values), **{"eager": False, **options})
+        adapter = RaceMerge(Confidence(True), self.bundle(*values), **{"eager": False, "finals": 0, **options})
         for _ in range(batches):
             adapter.predict(evenly[:96])
         return adapter
@@ -56,7 +56,7 @@ class TestSwap:
     def test_before_the_first_image_it_is_a_new_adapter(self, evenly: np.ndarray) -> None:
         adapter = self.running(evenly, 2.0, batches=0)
         assert adapter.swap(self.bundle(1.5, 0.5))
-        fresh = RaceMerge(Confidence(True), self.bundle(1.5, 0.5), eager=False)
+        fresh = RaceMerge(Confidence(True), self.bundle(1.5, 0.5), eager=False, finals=0)
         np.testing.assert_allclose(adapter.weights, fresh.weights)
         for _ in range(20):
             np.testing.assert_array_equal(adapter.predict(evenly[:96]), fresh.predict(evenly[:96]))
@@ -96,7 +96,7 @@ class TestSwap:
         adapter = self.running(evenly, 2.0, 0.5, batches=batches, temperature=0.5)
         new = self.bundle(2.0, 0.5, 1.5)
         adapter.swap(new)
-        again = RaceMerge(Confidence(True), new, temperature=0.5, eager=False)
+        again = RaceMerge(Confidence(True), new, temperature=0.5, eager=False, finals=0)
         again.load_state_dict(adapter.state_dict())
         np.testing.assert_array_equal(again.race.candidates, adapter.race.candidates)
         for _ in range(10):

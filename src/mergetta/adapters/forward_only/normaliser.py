@@ -38,6 +38,8 @@ class Normalisation(ABC):
     """
 
     moments: DomainMoments | None = None
+    followed = 0
+    """Images of the stream since moments began, whether they were learnt from or not."""
 
     @abstractmethod
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
@@ -53,7 +55,11 @@ class Normalisation(ABC):
 
     def follow(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
         """A pass over the next images of a stream, as cheap as it gets."""
-        return self(images, groups, prior, learn=True)
+        return self._counted(self(images, groups, prior, learn=True))
+
+    def _counted(self, output: Output) -> Output:
+        self.followed += int(np.isfinite(to_numpy(output.logits)).all(axis=1).sum())
+        return output
 
     def glance(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
         """The same without learning, whoever comes next."""
@@ -64,7 +70,8 @@ class Normalisation(ABC):
         return lambda images: self(images, groups, prior)
 
     def look_again(self) -> None:
-        """All of the next images are learnt from, as if they were the first."""
+        """The next images are learnt from as if they were the first."""
+        self.followed = 0
 
     def begin(self, images: Array, groups: GroupValues, prior: Any = None) -> None:
         """Moments are those of a network: of another one they begin with images that stand for the domain."""
@@ -79,11 +86,13 @@ class Normalisation(ABC):
             self.moments.clear()
 
     def state(self) -> dict[str, Any]:
-        return {} if self.moments is None else self.moments.state()
+        return {"followed": self.followed, **({} if self.moments is None else self.moments.state())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        followed = checked(state, {"followed": Field(low=0, whole=True)})["followed"]
         if self.moments is not None:
             self.moments.restore(state)
+        self.followed = int(followed)
 
 
 class Normaliser(Normalisation):
@@ -99,8 +108,6 @@ class Normaliser(Normalisation):
     def __init__(self, runtime: Runtime, moments: DomainMoments) -> None:
         self.runtime, self.moments = runtime, moments
         self.names = tuple(runtime.groups)
-        self.followed = 0
-        """Images of the stream since moments began, whether they were learnt from or not."""
         self._kept: tuple[Any, Any, Predict] | None = None
 
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
@@ -121,9 +128,6 @@ class Normaliser(Normalisation):
 
     def _is_large(self, images: Array) -> bool:
         return bool(LARGE * len(images) > self.moments.settings.unknown + self.moments.stream.count)
-
-    def look_again(self) -> None:
-        self.followed = 0
 
     def begin(self, images: Array, groups: GroupValues, prior: Any = None) -> None:
         self.clear()
@@ -147,9 +151,7 @@ class Normaliser(Normalisation):
             if start:
                 self.moments.restore(before)
             raise
-        output = joined(outputs)
-        self.followed += int(np.isfinite(to_numpy(output.logits)).all(axis=1).sum())
-        return output
+        return self._counted(joined(outputs))
 
     def glance(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
         looking, _ = self.sampling.stretch(self.followed, self.moments.count)
@@ -168,14 +170,6 @@ class Normaliser(Normalisation):
 
     def folded(self, groups: GroupValues, prior: Any = None) -> Predict:
         return self.runtime.folded(with_moments(groups, self.moments.value(moments_of(groups, self.names)), self.names))
-
-    def state(self) -> dict[str, Any]:
-        return {"followed": self.followed, **super().state()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        followed = checked(state, {"followed": Field(low=0, whole=True)})["followed"]
-        super().restore(state)
-        self.followed = int(followed)
 
     @classmethod
     def of_bundle(cls, runtime: Runtime, bundle: Bundle) -> Normalisation:

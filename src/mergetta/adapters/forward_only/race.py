@@ -17,6 +17,8 @@ LEAST = 1e-3
 """Part of the best candidate's weight that is next to nothing."""
 LARGEST = 100.0
 """No candidate weighs a member more."""
+FINALISTS = 6
+"""Candidates that go on after the first round."""
 MOVED = 0.2
 """Sum of changes of weights that makes another network of it."""
 Candidate = Callable[[NDArray[Any], Vector, bool], NDArray[Any]]
@@ -36,25 +38,38 @@ class Race:
         What a candidate has to gain over the source model, times the square root of what it gives to members.
     temperature
         Of the softmax over scores.
+    finals
+        How often the best ones are tried again once all have been, each time on other images: their scores are means.
     """
 
     def __init__(
-        self, trials: Trials, candidates: Sequence[Vector] | NDArray[Any], caution: float, temperature: float
+        self,
+        trials: Trials,
+        candidates: Sequence[Vector] | NDArray[Any],
+        caution: float,
+        temperature: float,
+        finals: int = 0,
     ) -> None:
         self.trials, self.candidates = trials, np.vstack(list(candidates))
-        self.rules = caution, temperature
+        self.rules, self.finals = (caution, temperature), finals
         self.scores: Vector = np.empty(0)
         """Of those that have been tried."""
+        self.rounds = 0
+        """That are over: one of all, and the finals."""
+        self.again: Vector = np.empty(0)
+        """Scores in a final that is not over."""
+        self.tried = 0
+        """Trials in all of them."""
         self._weights: tuple[Vector, Vector] | None = None
         """The scores that they are of, and the weights: every frame asks for them."""
 
     @property
     def begun(self) -> bool:
-        return self.trials.begun
+        return self.trials.begun or self.rounds > 0
 
     @property
     def over(self) -> bool:
-        return len(self.scores) == len(self.candidates)
+        return self.rounds > self.finals
 
     @property
     def weights(self) -> Vector:
@@ -88,11 +103,29 @@ class Race:
         held, count, fair = self.trials.held, len(self.candidates), self.trials.fair
         new = self.trials.show(len(images), count, lambda part, index: predict(part, self.candidates[index], fair))
         if new:
-            self.scores = np.append(self.scores, new)
+            self._score(np.array(new))
         return held if fair and np.abs(self.weights - before).sum() > MOVED else None
 
+    def _score(self, new: Vector) -> None:
+        """Take in scores of the next candidates; those of a final count once it is over, and then the best go on."""
+        self.tried += len(new)
+        known = np.append(self.again if self.rounds else self.scores, new)
+        ends = len(known) == len(self.candidates)
+        if not self.rounds:
+            self.scores = known
+        elif ends:
+            self.scores = self.scores + (known - self.scores) / (1 + self.rounds)
+        self.again = known if self.rounds and not ends else np.empty(0)
+        self.rounds += ends
+        if ends and not self.over:
+            _, scores = self._tried
+            best = np.argsort(-scores, kind="stable")[:FINALISTS]
+            self.candidates, self.scores = self.candidates[best], self.scores[best]
+            self.trials = self.trials.again()
+
     def state(self) -> dict[str, Any]:
-        own = {"candidates": self.candidates.copy(), "scores": self.scores.copy()}
+        own: dict[str, Any] = {name: getattr(self, name).copy() for name in ("candidates", "scores", "again")}
+        own |= {"rounds": self.rounds, "tried": self.tried}
         return {**own, **self.trials.state("trials.")}
 
     def restored(self, state: Mapping[str, Any]) -> Race:
@@ -100,13 +133,19 @@ class Race:
         members = self.candidates.shape[1] - 1
         weights = Field((None, members + 1), low=0, high=LARGEST)
         scores = Field((None,), low=-2 * BROKEN, high=np.log(self.trials.classes) + 1e-6)
-        found = checked(state, {"candidates": weights, "scores": scores})
+        rounds = Field(low=0, high=1 + self.finals, whole=True)
+        tried = Field(low=0, whole=True)
+        fields = {"candidates": weights, "scores": scores, "again": scores, "rounds": rounds, "tried": tried}
+        found = checked(state, fields)
         trials, count = self.trials.restored(state, "trials."), len(found["candidates"])
-        over = trials.held is not None and trials.count == count
-        if over or not count or not trials.count == len(found["scores"]) <= count:
+        finals, over, done = found["rounds"] > 0, found["rounds"] > self.finals, trials.count
+        lengths = (count, 0 if over else done) if finals else (done, 0)
+        wrong = lengths != (len(found["scores"]), len(found["again"])) or done > count or (done == count) != over
+        if wrong or not count:
             raise MergettaError(f"This state does not fit race-merge with {members} members.")
-        new = Race(trials, found["candidates"], *self.rules)
-        new.scores = found["scores"]
+        new = Race(trials, found["candidates"], *self.rules, self.finals)
+        new.scores, new.again = found["scores"], found["again"]
+        new.rounds, new.tried = int(found["rounds"]), int(found["tried"])
         return new
 
 

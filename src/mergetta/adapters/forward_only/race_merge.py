@@ -43,6 +43,8 @@ class RaceSettings:
     source_mixed: float = 0.25
     """Or how mixed to the source model, which no expert can mislead. Sorted images look up to 0.33 so to it, 0.09 in
     the middle (fashion-vit at severity 4, where 0.15 does harm to sorted streams and 0.35 gains less on mixed ones)."""
+    finals: int = 2
+    """How often the best six are compared again, on other images: 64 tell candidates apart that are far apart."""
     memory: float = 2000.0
     """Images that the domain's signature is that of, at most."""
     shift: float = 0.1
@@ -85,8 +87,8 @@ class RaceSettings:
             raise MergettaError("shift, wake and memory must be positive, and home must not be negative.")
         if not all(0 <= share <= 1 for share in (self.mean, self.mixed, self.source_mixed)):
             raise MergettaError("mean, mixed and source_mixed must lie between 0 and 1.")
-        if not (self.held >= 1 and self.rest >= 1):
-            raise MergettaError("held and rest must be at least 1.")
+        if not (self.held >= 1 and self.rest >= 1 and self.finals >= 0):
+            raise MergettaError("held and rest must be at least 1, and finals must not be negative.")
 
 
 class RaceMerge(Adapter):
@@ -94,9 +96,9 @@ class RaceMerge(Adapter):
 
     - **Candidates**: the first mixture (by similarity of signatures, as CoLA has it, and a quarter the members' mean),
       twice and four times the members' mean, each member, the source model. Nobody gains by being many.
-    - **Race**: all are shown the same images of the stream, and w is the softmax of their scores over them (information
-      maximisation: sure of each image, varied over all). Where classes come one by one that would mislead, so images
-      are shown only if they look mixed; until then it is the first mixture. On streams that go on, steps follow.
+    - **Race**: all are shown the same images of the stream, the best then others; w is the softmax of their scores over
+      them (information maximisation: sure of each image, varied over all). Classes that come one by one would mislead,
+      so images are shown only if they look mixed; until then it is the first mixture. On long streams, steps follow.
     - **Moments**: BatchNorm normalises with the mixture's, moved to where the stream says they are, as far as it can be
       believed: batches of any size and classes in any order are treated alike. Without BatchNorm, and if `source` is
       given, the classifier's input is aligned in this way.
@@ -163,7 +165,7 @@ class RaceMerge(Adapter):
         chosen, signature = self.settings, self.visit.signature if self.visit.count else None
         trials = trials or Trials(chosen.held, chosen.mixed, self.runtime.classes, chosen.eager, chosen.source_mixed)
         candidates = candidates or self.candidates.ordered(signature, self.carried)
-        return Race(trials, candidates, chosen.caution, chosen.temperature)
+        return Race(trials, candidates, chosen.caution, chosen.temperature, chosen.finals)
 
     @property
     def weights(self) -> Vector:
@@ -182,7 +184,7 @@ class RaceMerge(Adapter):
     def status(self) -> Status:
         return Status(
             phase=ADAPTING if not self.settled or self.refining else SETTLED,
-            steps=self.race.trials.count + self.refinement.steps,
+            steps=self.race.tried + self.refinement.steps,
             moved=float(np.linalg.norm(self.refinement.point)),
             shifts=self.visit.shifts,
             fallbacks=self.fallbacks,
@@ -192,7 +194,7 @@ class RaceMerge(Adapter):
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits of a batch; `adapt=False` only predicts."""
-        output, p = self._merge(images, learn=adapt)
+        output, p = self._merge(images, learn=adapt and self.visit.channels is not None)
         if adapt and self._follow(to_numpy(output.signature), p):
             output, p = self._merge(images, learn=True)
         broken = not np.isfinite(p).all()
@@ -208,8 +210,7 @@ class RaceMerge(Adapter):
         """First the race, then steps from there. True if what has answered turns out to be worse than the source."""
         untested = not (self.race.begun or broken)
         if not self.settled:
-            held = self.race.run(images, p, self.mixture.tried)
-            if held is not None:
+            if (held := self.race.run(images, p, self.mixture.tried)) is not None:
                 self.mixture.begin(held, self.weights)
         elif self.refining and not broken:
             self.refinement.run(images, logits, *self.mixture.moving(self.weights), self.normalise.moments)
@@ -227,7 +228,8 @@ class RaceMerge(Adapter):
     @property
     def resting(self) -> bool:
         """Whether a domain is known so well that the model is plain until it changes."""
-        return self.settled and self.visit.count >= self.settings.rest and not self.refining
+        known = self.visit.count if self.home else min(self.visit.count, self.normalise.followed)
+        return self.settled and known >= self.settings.rest and not self.refining
 
     def _merge(self, images: Array, learn: bool) -> Answer:
         """What the mixture says, or the source model at home."""

@@ -53,6 +53,10 @@ class Trials:
         self.owed = 0
         """How many images the next candidate may be shown by now."""
 
+    def again(self) -> Trials:
+        """New ones of the same kind, on other images."""
+        return Trials(self.size, self.least, self.classes, self.eager, self.source)
+
     @property
     def begun(self) -> bool:
         return self.count > 0
@@ -127,7 +131,7 @@ class Trials:
         held = found.get("held", np.zeros(1))
         if not held.size or len(held) > self.size:
             raise MergettaError(f"This state does not fit the adapter: {prefix}held.")
-        new = Trials(self.size, self.least, self.classes, self.eager, self.source)
+        new = self.again()
         new.count, new.owed, new.labels = int(found["count"]), int(found["owed"]), found["labels"]
         if f"{prefix}held" in state:
             new.held = packed(unpacked(state[f"{prefix}held"]))
