@@ -13,6 +13,7 @@ from mergetta import MergettaError
 from mergetta.adapters.forward_only.race import Race
 from mergetta.adapters.forward_only.trials import BROKEN, Trials, unpacked
 from mergetta.losses.information import information
+from mergetta.losses.probabilities import softmax
 from tests.trial_images import CLASSES, SIZE, assert_same_state, images_of, sure, uncertain
 
 CANDIDATES = np.array([[0.5, 0.5, 0.0], [2.0, 2.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
@@ -128,22 +129,24 @@ class TestRace:
         race = Race(Trials(SIZE, 0.5, CLASSES), np.eye(9)[:8], 0.0, 0.1, finals=2)
         values, seen = np.array([0.1, 0.9, 0.5, 0.6, 0.7, 0.2, 0.8, 0.3]), []
 
+        def predictions(start: int, candidate: int) -> np.ndarray:
+            """Surer or less so; by how much depends on the images."""
+            return softmax(np.eye(CLASSES)[LABELS] * (1 + values[candidate] + 0.3 * (start * (candidate + 1) % 5)))
+
         def predict(images: np.ndarray, weights: np.ndarray, alone: bool) -> np.ndarray:
-            seen.append(float(unpacked(images)[0, 0, 0, 0] * 255))
-            return uncertain(images, int(10 * (values @ weights[:8])))
+            seen.append(round(float(unpacked(images)[0, 0, 0, 0] * 255)))
+            return predictions(seen[-1], int(weights.argmax()))
 
         scores: list[list[float]] = []
         while not race.over:
-            race.run(images_of([i % CLASSES for i in range(SIZE)], start=SIZE * len(seen)), sure(LABELS), predict)
+            race.run(images_of(LABELS, start=SIZE * len(seen)), sure(LABELS), predict)
             scores.append(race.scores.tolist())
         assert race.tried == 8 + 6 + 6 == len(seen)
         assert [len(each) for each in scores] == [*range(1, 8), *[6] * 13]
-        starts = [int(images[0]) for images in (seen[:8], seen[8:14], seen[14:])]
+        starts = [seen[0], seen[8], seen[14]]
         assert seen == [starts[0]] * 8 + [starts[1]] * 6 + [starts[2]] * 6
         assert len(set(starts)) == 3
-        each = np.array(
-            [[information(uncertain(images_of(LABELS, start), int(10 * v))) for start in starts] for v in values]
-        )
+        each = np.array([[information(predictions(start, c)) for start in starts] for c in range(8)])
         best = np.argsort(-each[:, 0])[:6]
         better = best[np.argsort(-each[best, :2].mean(axis=1), kind="stable")]
         assert race.candidates.argmax(axis=1).tolist() == better.tolist()
