@@ -52,7 +52,7 @@ def test_slopes_that_agree_nowhere() -> None:
 def test_delta_is_one_number_where_it_is_not_calibrated(bn_runtime: TorchRuntime) -> None:
     bundle = build_bundle(bn_runtime.groups, [bn_runtime.groups], family=bn_runtime.family)
     bn_runtime.metadata = {}  # type: ignore[attr-defined]
-    governed = create("zo-merge", bn_runtime, bundle, {}, runs=False)  # type: ignore[arg-type]
+    governed = create("zo-merge", bn_runtime, bundle, {}, runs=False, head=False)  # type: ignore[arg-type]
     assert governed.adapter.delta == ZOMerge(bn_runtime, bundle).delta == Hybrid(bn_runtime, bundle).delta == DELTA  # type: ignore[attr-defined]
 
 

@@ -217,7 +217,7 @@ def test_extras_come_from_where_mergetta_came_from(
     facts.mkdir(parents=True)
     (facts / "direct_url.json").write_text(told.format(tmp_path))
     monkeypatch.setattr(errors, "__file__", str(tmp_path / "site" / "python" / "mergetta" / "errors.py"))
-    monkeypatch.setattr(errors, "distribution", lambda name: Distribution.at(facts))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Distribution.at(facts))
     assert errors.how_to_install("hub") == command.format(tmp_path)
 
 

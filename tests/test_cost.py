@@ -27,7 +27,7 @@ def test_memory_is_of_a_fresh_process_without_torch(tmp_path) -> None:  # type: 
     cost.export_all(model.load(), tmp_path, 8)
     plain, adapting = (cost.peak_memory("onnx", v, model, tmp_path, 1) for v in ("inference", "race-merge"))
     assert 30 < plain < 200  # this very test process holds torch and is larger
-    assert adapting < 1.15 * plain
+    assert adapting < 1.25 * plain  # of so small a model the second session is a large part (docs/results/cost.md)
 
 
 def test_the_page_shows_every_row() -> None:

@@ -50,7 +50,7 @@ def command(
     if write and model is not None:
         import_module("onnx")  # before the work
     governed = create(
-        "zo-merge", runtime, Bundle.load(bundle, runtime.family), {"loss": loss} if loss else {}, runs=False
+        "zo-merge", runtime, Bundle.load(bundle, runtime.family), {"loss": loss} if loss else {}, runs=False, head=False
     )
     assert isinstance(governed, Governed)
     adapter = governed.adapter
