@@ -106,7 +106,7 @@ class RaceMerge(Adapter):
       little; then moments follow the stream again. When it jumps, over at least 64 images, all starts anew. Within a
       small distance of the source's own signature the source model predicts as it is.
 
-    At most two forward passes per image, three while steps are taken, and a few more for the first 64 of a domain.
+    Two forward passes per image, three while steps are taken, and a few more whenever who wins changes.
 
     Parameters
     ----------
