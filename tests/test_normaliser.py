@@ -154,6 +154,7 @@ class TestBegin:
         other = DomainMoments([CLASSES], CLASSES)
         seen = runtime(evenly, moments=True)
         other.learn(seen.moments, softmax(seen.logits))
+        other.trust()
         assert_same_state(normalise.moments.state(), other.state())
 
     def test_features_begin_anew_too(self, evenly: np.ndarray) -> None:

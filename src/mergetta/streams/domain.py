@@ -33,6 +33,8 @@ class MomentSettings:
     """How uneven the classes of a mixed stream are predicted, by a model that prefers some."""
     floor: float = 0.02
     """Share of its images that a stream counts for, at least: predictions of one class may also be wrong ones."""
+    trusted: float = 0.5
+    """The same for a stream that is known to be mixed."""
     memory: float = 2000.0
     """Images of the stream that are remembered, at most: it may drift."""
 
@@ -104,6 +106,8 @@ class DomainMoments:
         self.stream = StreamMoments(sum(self.sizes), self.settings.memory)
         self.classes = np.zeros(classes)
         """How often each class was predicted, older images fading as in the stream."""
+        self.floor = self.settings.floor
+        """Share of its images that the stream counts for, at least."""
 
     @property
     def count(self) -> float:
@@ -111,7 +115,7 @@ class DomainMoments:
         return self._count(self.classes)
 
     def _count(self, classes: NDArray[Any]) -> float:
-        return max(independent_images(classes, self.settings.bias), self.settings.floor * float(classes.sum()))
+        return max(independent_images(classes, self.settings.bias), self.floor * float(classes.sum()))
 
     def worth(self, prior: NDArray[Any], sums: NDArray[Any], images: float) -> NDArray[np.float64]:
         """What the prior counts for in each channel, beside a mean and second moment that are worth so many images."""
@@ -156,17 +160,23 @@ class DomainMoments:
     def clear(self) -> None:
         self.stream.clear()
         self.classes = np.zeros_like(self.classes)
+        self.floor = self.settings.floor
+
+    def trust(self) -> None:
+        """The stream is known to be mixed: predictions that pile up are wrong ones."""
+        self.floor = self.settings.trusted
 
     def state(self) -> dict[str, Any]:
-        return {**self.stream.state("moments."), "moments.classes": self.classes.copy()}
+        return {**self.stream.state("moments."), "moments.classes": self.classes.copy(), "moments.floor": self.floor}
 
     def check(self, state: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """What `restore` would take, or one sentence."""
         self.stream.check(state, "moments.")
-        return checked(state, {"classes": Field(self.classes.shape, low=0)}, "moments.")
+        return checked(state, {"classes": Field(self.classes.shape, low=0), "floor": Field(low=0, high=1)}, "moments.")
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.classes = self.check(state)["classes"]
+        found = self.check(state)
+        self.classes, self.floor = found["classes"], float(found["floor"])
         self.stream.restore(state, "moments.")
 
 

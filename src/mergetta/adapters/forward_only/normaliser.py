@@ -133,6 +133,7 @@ class Normaliser(Normalisation):
         self.clear()
         output = self.runtime(images, groups, moments=True)
         self.moments.learn(to_numpy(output.moments), softmax(to_numpy(output.logits)))
+        self.moments.trust()
 
     def follow(self, images: Array, groups: GroupValues, prior: Any = None) -> Output:
         """Only a part of the images is learnt from."""
