@@ -9,8 +9,10 @@ import pytest
 
 from mergetta import Bundle, Expert, MergettaError, build_bundle
 from mergetta.adapters.base import ADAPTING
+from mergetta.adapters.forward_only.normaliser import Aligner, Plain
 from mergetta.adapters.forward_only.race_merge import RaceMerge
-from tests.confidence import Confidence, assert_same_state, expert, race_merge
+from mergetta.adapters.forward_only.source_features import SourceFeatures
+from tests.confidence import CLASSES, Confidence, assert_same_state, expert, race_merge
 
 
 class TestSwap:
@@ -89,6 +91,19 @@ class TestSwap:
             adapter.predict(evenly[:8])
             np.testing.assert_allclose(adapter.weights, carried)
             np.testing.assert_allclose(adapter.race.candidates[0], carried)
+
+    def test_a_bundle_may_bring_features_or_lack_them(self, evenly: np.ndarray) -> None:
+        """What is not the same on both sides begins anew."""
+        runtime, source = Confidence(), SourceFeatures(np.zeros(CLASSES), np.ones(CLASSES))
+        features = np.stack([np.zeros(CLASSES), np.ones(CLASSES)])
+        adapter = race_merge(runtime, [expert(2.0)], source)
+        for parts, kind in (({"features": features}, Aligner), ({}, Plain)):
+            adapter.predict(evenly)
+            new = build_bundle(runtime.groups, [expert(0.5, **parts)], family=runtime.family)
+            assert adapter.swap(new)
+            assert adapter.bundle is new and isinstance(adapter.normalise, kind)
+            assert adapter.normalise.followed == 0
+            assert np.isfinite(adapter.predict(evenly)).all()
 
     @pytest.mark.parametrize("batches", [0, 3])
     def test_a_state_after_it_goes_on_exactly(self, batches: int, evenly: np.ndarray) -> None:

@@ -115,7 +115,7 @@ class RaceMerge(Adapter):
     bundle
         A bundle with members that starts from this model.
     source
-        Mean and standard deviation of the classifier's input on clean images (`measure_source`), without BatchNorm.
+        Mean and deviation of the classifier's input on clean images (`measure_source`), without BatchNorm.
     settings, options
         All constants, and single fields of them.
     """
@@ -267,11 +267,11 @@ class RaceMerge(Adapter):
         """
         if bundle.digest == self.bundle.digest:
             return False
-        before, moments = named(self.candidates.names, self.weights), self.normalise.state()
+        before, former = named(self.candidates.names, self.weights), self.normalise
         self._take(bundle, self.visit.channels)
         self._begin(self.home)
-        if moments:
-            self.normalise.restore(moments)
+        if (former.moments is None) == (self.normalise.moments is None):
+            self.normalise.restore(former.state())
         self.carried = carried(before, self.candidates.names) if self.visit.count and not self.home else None
         self.race = self._race()
         return True
@@ -289,8 +289,7 @@ class RaceMerge(Adapter):
         refinement = self.refinement.restored(state, "refinement.", self.normalise.moments)
         self.normalise.restore(state)
         self.race, self.visit, self.refinement = race, visit, refinement
-        self.fallbacks = int(found["fallbacks"])
-        self.carried, self._folded = found.get("carried"), None
+        self.fallbacks, self.carried, self._folded = int(found["fallbacks"]), found.get("carried"), None
         self.home = visit.is_near(self.runtime.signature, self.settings.home)
 
 
