@@ -336,7 +336,7 @@ def hub(rounds: Sequence[Sequence[Upload]], is_open: bool) -> tuple[Bundle | Non
 
 
 def errors(bundle: Bundle | None, target: str) -> tuple[float, float]:
-    """Of the merge and of the device; without a bundle, it stays with the source model."""
+    """Of the merge and of the device, which does not start without a bundle."""
     if bundle is None:
         return np.nan, np.nan
     domain, merged = target_of(SUITE, target), bundle.merge()

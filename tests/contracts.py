@@ -247,3 +247,11 @@ class AdapterContract:
 def assert_plain(state: dict[str, Any]) -> None:
     """Numbers and arrays only, so that any format can keep it."""
     assert all(isinstance(value, int | float | np.ndarray) for value in state.values())
+
+
+class SmallImagesContract(AdapterContract):
+    """For adapters of a `NumpyRuntime`."""
+
+    @pytest.fixture
+    def images(self) -> np.ndarray:
+        return np.random.default_rng(0).random((12, 1, 6, 6)).astype(np.float32)

@@ -20,7 +20,7 @@ from mergetta.models.family import Family, load_family
 from mergetta.runtimes.prompted import PromptedRuntime
 from mergetta.streams.moments import batch_moments
 
-from .contracts import AdapterContract
+from .contracts import AdapterContract, SmallImagesContract
 from .moving import moved
 from .numpy_runtime import NumpyRuntime, PromptedNumpyRuntime
 
@@ -55,11 +55,7 @@ class TestEveryAdapter(AdapterContract):
 
 
 @pytest.mark.parametrize("name", [n for n, method in METHODS.items() if not method.backprop])
-class TestForwardOnlyWithoutTorch(AdapterContract):
-    @pytest.fixture
-    def images(self) -> np.ndarray:
-        return np.random.default_rng(0).random((12, 1, 6, 6)).astype(np.float32)
-
+class TestForwardOnlyWithoutTorch(SmallImagesContract):
     @pytest.fixture
     def subject(self, name: str, images: np.ndarray) -> Adapter:
         runtime = PromptedNumpyRuntime() if METHODS[name].prompts else NumpyRuntime()

@@ -15,7 +15,7 @@ from mergetta.losses.roid import likelihood_ratio_slope, sample_weights, soft_li
 from mergetta.runtimes.base import Output
 
 from .confidence import CLASSES, Confidence, assert_same_state
-from .contracts import AdapterContract
+from .contracts import SmallImagesContract
 from .numpy_runtime import NumpyRuntime
 from .test_adapters import needed
 from .test_runs import Shifting
@@ -48,11 +48,7 @@ def wrong(adapter: Adapter, sets: Iterator[tuple[np.ndarray, np.ndarray]]) -> np
 
 
 @pytest.mark.parametrize("name", ["bn-stats", "zo-merge", "race-merge"])
-class TestAroundAnyAdapter(AdapterContract):
-    @pytest.fixture
-    def images(self) -> np.ndarray:
-        return np.random.default_rng(0).random((12, 1, 6, 6)).astype(np.float32)
-
+class TestAroundAnyAdapter(SmallImagesContract):
     @pytest.fixture
     def subject(self, name: str, images: np.ndarray) -> Headed:
         runtime = NumpyRuntime()

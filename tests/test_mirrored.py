@@ -14,7 +14,7 @@ from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.losses.probabilities import softmax
 
 from .confidence import CLASSES, HELD, Confidence, assert_same_state, expert, passes_of, race_merge
-from .contracts import AdapterContract
+from .contracts import SmallImagesContract
 from .numpy_runtime import NumpyRuntime
 from .test_adapters import needed
 
@@ -31,11 +31,7 @@ def in_both_views(value: float = 2.0, **options: Any) -> Mirrored:
 
 
 @pytest.mark.parametrize("name", ["cola", "zo-merge", "race-merge"])
-class TestAroundAnyAdapter(AdapterContract):
-    @pytest.fixture
-    def images(self) -> np.ndarray:
-        return np.random.default_rng(0).random((12, 1, 6, 6)).astype(np.float32)
-
+class TestAroundAnyAdapter(SmallImagesContract):
     @pytest.fixture
     def inner(self, name: str, images: np.ndarray) -> Adapter:
         runtime = NumpyRuntime()

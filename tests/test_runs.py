@@ -12,7 +12,7 @@ from mergetta.losses.probabilities import softmax
 from mergetta.streams.runs import PRIOR, RunFilter, RunSettings
 
 from .confidence import assert_same_state
-from .contracts import AdapterContract
+from .contracts import SmallImagesContract
 from .numpy_runtime import NumpyRuntime
 from .test_adapters import needed
 
@@ -117,11 +117,7 @@ def test_memory_has_an_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["bn-stats", "zo-merge", "race-merge"])
-class TestAroundAnyAdapter(AdapterContract):
-    @pytest.fixture
-    def images(self) -> np.ndarray:
-        return np.random.default_rng(0).random((12, 1, 6, 6)).astype(np.float32)
-
+class TestAroundAnyAdapter(SmallImagesContract):
     @pytest.fixture
     def subject(self, name: str, images: np.ndarray) -> Filtered:
         runtime = NumpyRuntime()

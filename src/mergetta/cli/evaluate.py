@@ -65,6 +65,7 @@ def command(
     from mergetta.bundle import Bundle
     from mergetta.data.labelled import load_labelled
     from mergetta.device.methods import create
+    from mergetta.files import write_atomically
 
     runtime = device_runtime(model, family, checkpoint)
     known = runtime.metadata
@@ -85,8 +86,6 @@ def command(
     if not json:
         show(sheets, told, broken)
     if html is not None:
-        from mergetta.files import write_atomically
-
         write_atomically(html, page_of(before.error, after.error, method, sheets, told).encode())
 
 

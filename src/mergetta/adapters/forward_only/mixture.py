@@ -66,7 +66,7 @@ class Mixture:
         return np.concatenate([probabilities(predict(unpacked(held[i : i + size]))) for i in range(0, len(held), size)])
 
     def begin(self, held: NDArray[Any], weights: Vector) -> None:
-        """What moves the moments is a new network, for which the images that are held stand for the domain."""
+        """These weights make another network, whose moments begin with the images that are held."""
         self.normalise.begin(unpacked(held[: together(held)]), *self._of(weights))
 
     def moving(self, weights: Vector) -> tuple[Forward, Forward]:
