@@ -68,10 +68,16 @@ def expert(value: float, signature: np.ndarray | None = None, batch_norm: bool =
     return Expert(groups, "", f"value {value}", signature, **parts)
 
 
+CAUTION = 0.04
+
+
 def race_merge(runtime: Runtime, experts: Sequence[Expert], source: Any = None, **options: Any) -> RaceMerge:
-    """Of a bundle whose members are these experts; without finals, and as many are tried as the stream has had."""
+    """Of a bundle whose members are these experts; without finals, and as many are tried as the stream has had. These
+    experts go twenty times as far as those of real models do, so caution is as much less.
+    """
     bundle = build_bundle(runtime.groups, experts, family=runtime.family)
-    return RaceMerge(runtime, bundle, source, **{"eager": False, "finals": 0, **options})
+    caution = {} if "settings" in options else {"caution": CAUTION}
+    return RaceMerge(runtime, bundle, source, **{"eager": False, "finals": 0, **caution, **options})
 
 
 def each_in_turn() -> np.ndarray:

@@ -100,16 +100,23 @@ class TestNormaliser:
         runtime = Confidence(batch_norm=True)
         normalise = Normaliser(runtime, DomainMoments([CLASSES], CLASSES))
         batch, passes = each_in_turn(), []
-        for size in (16, 17, 20, 21, 120):
+        for size in (16, 17, 20, 21, 120, 120):
             runtime.given.clear()
             normalise(batch[:size], runtime.groups, learn=True)
             passes.append(len(runtime.given))
-        # 4 × 16 = 64; 68 < 64 + 16; 80 < 64 + 33; 84 < 64 + 53; 480 > 64 + 74
+        # 4 × 16 = 64; 68 < 64 + 16; 80 < 64 + 33; 84 < 64 + 53; 480 > 64 + 74; 480 > 64 + 194
         assert LARGE == 4
-        assert passes == [1, 1, 1, 1, 2]
-        assert runtime.given[0] == 1.0
-        worth, share = 194.0, 120 / 194
-        assert runtime.given[1] == pytest.approx(1 - worth * share / (64 + worth), abs=0.01)
+        assert passes == [1, 1, 1, 1, 1, 1]
+        worth, share = 314.0, 120 / 314
+        assert runtime.given[0] == pytest.approx(1 - worth * share / (64 + worth), abs=0.01)
+
+    def test_a_large_batch_unlike_those_before_takes_a_second_pass(self, images: np.ndarray) -> None:
+        runtime = Confidence(batch_norm=True)
+        normalise = Normaliser(runtime, DomainMoments([CLASSES], CLASSES))
+        normalise(each_in_turn()[:120], runtime.groups, learn=True)
+        first, second = runtime.given
+        assert first == 1.0, "nothing is known of the stream yet"
+        assert second == pytest.approx(1 - 120 / (64 + 120), abs=0.01)
 
     def test_moments_without_numbers_leave_no_trace(self) -> None:
         runtime = Confidence(batch_norm=True)

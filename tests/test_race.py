@@ -21,7 +21,10 @@ CANDIDATES = np.array([[0.5, 0.5, 0.0], [2.0, 2.0, 0.0], [1.0, 0.0, 0.0], [0.0, 
 
 
 def race_of(candidates: np.ndarray = CANDIDATES, caution: float = 0.04, temperature: float = 0.1) -> Race:
-    return Race(Trials(SIZE, 0.5, CLASSES), candidates, caution, temperature)
+    def handicap(chosen: np.ndarray) -> np.ndarray:
+        return np.asarray(caution * np.sqrt(chosen[:, :-1].sum(axis=1)))
+
+    return Race(Trials(SIZE, 0.5, CLASSES), candidates, handicap, temperature)
 
 
 def by_first_weight(images: np.ndarray, weights: np.ndarray, alone: bool = True) -> np.ndarray:
@@ -126,7 +129,7 @@ class TestRace:
 
     def test_finals_by_hand(self) -> None:
         """The best six of eight go on, on other images; scores are means over all that they have been shown."""
-        race = Race(Trials(SIZE, 0.5, CLASSES), np.eye(9)[:8], 0.0, 0.1, finals=2)
+        race = Race(Trials(SIZE, 0.5, CLASSES), np.eye(9)[:8], lambda chosen: np.zeros(len(chosen)), 0.1, finals=2)
         values, seen = np.array([0.1, 0.9, 0.5, 0.6, 0.7, 0.2, 0.8, 0.3]), []
 
         def predictions(start: int, candidate: int) -> np.ndarray:
@@ -152,7 +155,9 @@ class TestRace:
         assert race.candidates.argmax(axis=1).tolist() == better.tolist()
         np.testing.assert_allclose(race.scores, each[better].mean(axis=1))
         assert scores[7] == scores[12] and scores[13] == scores[18]  # a final counts once it is over
-        again = Race(Trials(SIZE, 0.5, CLASSES), np.eye(9)[:8], 0.0, 0.1, finals=2).restored(race.state())
+        again = Race(
+            Trials(SIZE, 0.5, CLASSES), np.eye(9)[:8], lambda chosen: np.zeros(len(chosen)), 0.1, finals=2
+        ).restored(race.state())
         assert again.over and again.begun
         assert_same_state(again.state(), race.state())
 

@@ -14,7 +14,7 @@ from mergetta.adapters.forward_only.race_merge import RaceMerge, RaceSettings
 from mergetta.adapters.forward_only.source_features import SourceFeatures
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output
-from tests.confidence import CLASSES, HELD, Confidence, assert_same_state, expert, passes_of, race_merge, score
+from tests.confidence import CAUTION, CLASSES, HELD, Confidence, assert_same_state, expert, passes_of, race_merge, score
 
 
 def test_scale_by_hand(evenly: np.ndarray) -> None:
@@ -23,8 +23,8 @@ def test_scale_by_hand(evenly: np.ndarray) -> None:
         adapter.predict(evenly)  # two candidates each
     assert adapter.race.over
     # the mean of the experts moves by 0.05; shown: once, twice and four times that, the experts, the source model
-    caution = 0.04 * np.sqrt([1, 2, 4, 1, 1, 0])  # the more experts
-    values = np.array([score(x) for x in (1.05, 1.1, 1.2, 1.2, 0.9, 1.0)]) - caution
+    ends = np.array([1.05, 1.1, 1.2, 1.2, 0.9, 1.0])
+    values = np.array([score(x) for x in ends]) - CAUTION * np.abs(ends - 1)
     shares = np.exp(values / 0.1) / np.exp(values / 0.1).sum()
     both = shares @ [0.5, 1, 2, 0, 0, 0]
     np.testing.assert_allclose(adapter.weights, [both + shares[3], both + shares[4], shares[5]], rtol=1e-5)
@@ -33,12 +33,13 @@ def test_scale_by_hand(evenly: np.ndarray) -> None:
 def test_probe_by_hand(evenly: np.ndarray) -> None:
     adapter = race_merge(Confidence(), [expert(2.0), expert(0.5)], temperature=0.1, scale=False)
     adapter.predict(evenly)
-    odds = np.exp((score(1.25) - 0.04 - score(1.0)) / 0.1)  # two have been tried; members cost caution
+    odds = np.exp((score(1.25) - CAUTION * 0.25 - score(1.0)) / 0.1)  # two have been tried
     np.testing.assert_allclose(adapter.weights, np.array([odds / 2, odds / 2, 1]) / (1 + odds), atol=1e-6)
     assert not adapter.settled
     adapter.predict(evenly)
     # shown in this order: the uniform mixture of the experts (1.25), then the source model (1), then the experts
-    exponents = (np.array([score(1.25), score(2.0), score(0.5), score(1.0)]) - 0.04 * np.array([1, 1, 1, 0])) / 0.1
+    ends = np.array([1.25, 2.0, 0.5, 1.0])
+    exponents = (np.array([score(x) for x in ends]) - CAUTION * np.abs(ends - 1)) / 0.1
     shares = np.exp(exponents) / np.exp(exponents).sum()
     np.testing.assert_allclose(
         adapter.weights, [shares[0] / 2 + shares[1], shares[0] / 2 + shares[2], shares[3]], atol=1e-6
@@ -262,7 +263,7 @@ def test_what_is_normalised_and_aligned() -> None:
 
 def test_caution_is_for_experts_that_gain_little(evenly: np.ndarray) -> None:
     shares = []
-    for caution in (0.0, 0.04):
+    for caution in (0.0, 0.8):
         adapter = race_merge(Confidence(), [expert(1.05)], caution=caution, scale=False)
         for _ in range(3):
             adapter.predict(evenly)

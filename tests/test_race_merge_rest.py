@@ -69,7 +69,7 @@ class TestRest:
     def test_a_state_at_rest_goes_on_exactly(self, evenly: np.ndarray) -> None:
         adapter = self.at_rest(evenly)
         adapter.predict(evenly)
-        again = RaceMerge(Confidence(True), adapter.bundle, eager=False, finals=0)
+        again = RaceMerge(Confidence(True), adapter.bundle, settings=adapter.settings)
         again.load_state_dict(adapter.state_dict())
         for images in (evenly, evenly[:7], evenly + 5, evenly + 5):
             np.testing.assert_array_equal(adapter.predict(images), again.predict(images))

@@ -12,7 +12,7 @@ from mergetta.adapters.base import ADAPTING
 from mergetta.adapters.forward_only.normaliser import Aligner, Plain
 from mergetta.adapters.forward_only.race_merge import RaceMerge
 from mergetta.adapters.forward_only.source_features import SourceFeatures
-from tests.confidence import CLASSES, Confidence, assert_same_state, expert, race_merge
+from tests.confidence import CAUTION, CLASSES, Confidence, assert_same_state, expert, race_merge
 
 
 class TestSwap:
@@ -22,7 +22,9 @@ class TestSwap:
         return build_bundle(Confidence(batch_norm).groups, experts, **options)
 
     def running(self, evenly: np.ndarray, *values: float, batches: int = 3, **options: Any) -> RaceMerge:
-        adapter = RaceMerge(Confidence(True), self.bundle(*values), **{"eager": False, "finals": 0, **options})
+        adapter = RaceMerge(
+            Confidence(True), self.bundle(*values), **{"eager": False, "finals": 0, "caution": CAUTION, **options}
+        )
         for _ in range(batches):
             adapter.predict(evenly[:96])
         return adapter
@@ -58,7 +60,7 @@ class TestSwap:
     def test_before_the_first_image_it_is_a_new_adapter(self, evenly: np.ndarray) -> None:
         adapter = self.running(evenly, 2.0, batches=0)
         assert adapter.swap(self.bundle(1.5, 0.5))
-        fresh = RaceMerge(Confidence(True), self.bundle(1.5, 0.5), eager=False, finals=0)
+        fresh = RaceMerge(Confidence(True), self.bundle(1.5, 0.5), eager=False, finals=0, caution=CAUTION)
         np.testing.assert_allclose(adapter.weights, fresh.weights)
         for _ in range(20):
             np.testing.assert_array_equal(adapter.predict(evenly[:96]), fresh.predict(evenly[:96]))
@@ -111,7 +113,7 @@ class TestSwap:
         adapter = self.running(evenly, 2.0, 0.5, batches=batches, temperature=0.5)
         new = self.bundle(2.0, 0.5, 1.5)
         adapter.swap(new)
-        again = RaceMerge(Confidence(True), new, temperature=0.5, eager=False, finals=0)
+        again = RaceMerge(Confidence(True), new, temperature=0.5, eager=False, finals=0, caution=CAUTION)
         again.load_state_dict(adapter.state_dict())
         np.testing.assert_array_equal(again.race.candidates, adapter.race.candidates)
         for _ in range(10):
@@ -119,7 +121,8 @@ class TestSwap:
         assert_same_state(again.state_dict(), adapter.state_dict())
         race = again.race
         assert len(race.scores) == len(race.candidates) == 7
-        shares = np.exp((race.scores - 0.04 * np.sqrt(race.candidates[:, :-1].sum(axis=1))) / 0.5)
+        far = np.abs(race.candidates[:, :-1] @ [1.0, -0.5, 0.5])
+        shares = np.exp((race.scores - CAUTION * far) / 0.5)
         np.testing.assert_allclose(race.weights, shares @ race.candidates / shares.sum())
 
     @pytest.mark.parametrize("wrong", [np.ones(3), -np.ones(4), np.full(4, np.nan), np.ones((1, 4))])
@@ -135,7 +138,7 @@ class TestSwap:
     def test_what_is_carried_is_forgotten_with_the_domain(self, evenly: np.ndarray) -> None:
         adapter = self.running(evenly, 2.0, 0.5, batches=20)
         adapter.swap(self.bundle(0.5, 2.0))
-        fresh = RaceMerge(Confidence(True), self.bundle(0.5, 2.0), eager=False)
+        fresh = RaceMerge(Confidence(True), self.bundle(0.5, 2.0), eager=False, caution=CAUTION)
         np.testing.assert_array_equal(adapter.predict(evenly + 5), fresh.predict(evenly + 5))
         assert adapter.visit.shifts == 1
         np.testing.assert_array_equal(adapter.weights, fresh.weights)

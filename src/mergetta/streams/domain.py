@@ -143,6 +143,13 @@ class DomainMoments:
         total = self.stream.count + images
         return np.asarray(count * (images / total) / (self.worth(prior, sums / total, count) + count))
 
+    def expected(self, prior: NDArray[Any], images: int) -> NDArray[np.float64]:
+        """The share of a batch of so many images, if they are like those before."""
+        before = self.stream.count
+        sums, share = self.stream.sums / max(before, 1e-12), images / (before + images)
+        count = self._count(self.classes / max(1 - share, 1e-12))
+        return np.asarray(count * share / (self.worth(prior, sums, count) + count))
+
     def learn(self, moments: NDArray[Any], probabilities: NDArray[Any]) -> None:
         """Take in images by their own moments, (B, 2, C), and what is predicted for them."""
         batch, before = batch_moments(moments), self.stream.count

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mergetta.adapters.forward_only.cola import by_similarity
 from mergetta.bundle import Bundle, Members
 from mergetta.errors import MergettaError
-from mergetta.groups import Vector
+from mergetta.groups import Vector, learnable
 from mergetta.runtimes.base import Runtime
 
 SOURCE = "source model"
@@ -39,12 +39,18 @@ class Candidates:
         self.names, self.size, self.share = members.names, len(prior) + 1, mean
         self.prior, self.mean = np.append(prior, 1), np.append(prior / prior.sum(), 0)
         self.signatures = signatures_of(members, runtime) if similarity else None
+        self.products = products(bundle)
         self.multiples = [times * self.mean for times in FURTHER if scale and is_finite(bundle, times * self.mean)]
 
     @property
     def channels(self) -> int | None:
         """Of a signature, if members have some."""
         return None if self.signatures is None else int(self.signatures.shape[2])
+
+    def lengths(self, weights: NDArray[Any]) -> Vector:
+        """How far candidates, (N, M + 1), go from the source model, in lengths of its own scales and shifts."""
+        members = np.asarray(weights, dtype=np.float64)[:, :-1]
+        return np.asarray(np.sqrt(np.maximum(np.einsum("ni,ij,nj->n", members, self.products, members), 0)))
 
     def check(self, channels: int | None) -> None:
         """Raise if the stream's signatures have other channels."""
@@ -62,6 +68,14 @@ class Candidates:
         first = first if carried is None else carried
         each = np.eye(self.size)
         return [first, each[-1], *self.multiples, each[np.argsort(-order[:-1], kind="stable")]]
+
+
+def products(bundle: Bundle) -> NDArray[np.float64]:
+    """Scalar products of the members' task vectors, in squares of the length of what they start from, (M, M)."""
+    names = learnable(bundle.base)
+    tasks = [np.asarray(bundle.member_tasks[name], dtype=np.float64) for name in names]
+    length = sum(float(np.square(bundle.base[name], dtype=np.float64).sum()) for name in names)
+    return np.asarray(sum(each @ each.T for each in tasks) / max(length, 1e-12))
 
 
 def is_finite(bundle: Bundle, weights: Vector) -> bool:

@@ -113,11 +113,12 @@ class Normaliser(Normalisation):
     def __call__(self, images: Array, groups: GroupValues, prior: Any = None, learn: bool = False) -> Output:
         merged = moments_of(groups, self.names)
         known = with_moments(groups, self.moments.value(merged), self.names)
-        output = self.runtime(images, known, 1.0, moments=learn)
+        large = learn and self._is_large(images)
+        share = self.moments.expected(merged, len(images)) if large else np.zeros(1)
+        output = self.runtime(images, known, 1.0 - share if large else 1.0, moments=learn)
         if not learn:
             return output
-        share = np.zeros(1)
-        for _ in range(ROUNDS if self._is_large(images) else 0):
+        for _ in range(ROUNDS if large else 0):
             before = share
             share = self.moments.share(merged, to_numpy(output.moments), softmax(to_numpy(output.logits)))
             if not np.abs(share - before).max() > SETTLED:

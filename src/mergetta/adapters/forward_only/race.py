@@ -24,6 +24,9 @@ MOVED = 0.2
 Candidate = Callable[[NDArray[Any], Vector, bool], NDArray[Any]]
 """Probabilities for images by weights; by the statistics of these images alone, if they stand for the domain."""
 
+Handicap = Callable[[NDArray[Any]], Vector]
+"""One number for each of some candidates, (N, M + 1)."""
+
 
 class Race:
     """Candidates are weights of members, the last weight the source model's; `weights` is their mixture by score.
@@ -34,8 +37,8 @@ class Race:
         Which images candidates are shown.
     candidates
         (N, M + 1), in the order in which they are tried.
-    caution
-        What a candidate has to gain over the source model, times the square root of what it gives to members.
+    handicap
+        What candidates have to gain over the source model.
     temperature
         Of the softmax over scores.
     finals
@@ -46,12 +49,12 @@ class Race:
         self,
         trials: Trials,
         candidates: Sequence[Vector] | NDArray[Any],
-        caution: float,
+        handicap: Handicap,
         temperature: float,
         finals: int = 0,
     ) -> None:
         self.trials, self.candidates = trials, np.vstack(list(candidates))
-        self.rules, self.finals = (caution, temperature), finals
+        self.rules, self.finals = (handicap, temperature), finals
         self.scores: Vector = np.empty(0)
         """Of those that have been tried."""
         self.rounds = 0
@@ -80,9 +83,9 @@ class Race:
 
     @property
     def _tried(self) -> tuple[NDArray[Any], Vector]:
-        """Who has been, and their scores less the caution."""
+        """Who has been, and their scores less the handicap."""
         tried = self.candidates[: len(self.scores)]
-        return tried, self.scores - self.rules[0] * np.sqrt(tried[:, :-1].sum(axis=1))
+        return tried, self.scores - self.rules[0](tried)
 
     def _mixture(self) -> Vector:
         tried, scores = self._tried

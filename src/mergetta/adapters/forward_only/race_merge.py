@@ -31,9 +31,9 @@ class RaceSettings:
 
     temperature: float = 0.01
     """Of the softmax over scores."""
-    caution: float = 0.04
-    """What a candidate has to gain in score over the source model, times the square root of the weight that it gives to
-    members: they have been trained to be sure, rightly or not."""
+    caution: float = 0.7
+    """What a candidate has to gain in score over the source model, times how far it goes from there (in lengths of all
+    scales and shifts): members have been trained to be sure, rightly or not, and the longer the surer."""
     mean: float = 0.25
     """Share of the members' mean in the first mixture; the rest goes by similarity."""
     held: int = 64
@@ -164,8 +164,8 @@ class RaceMerge(Adapter):
         """A new one, of all candidates as they are known by now, on images of its own unless some are held already."""
         chosen, signature = self.settings, self.visit.signature if self.visit.count else None
         trials = trials or Trials(chosen.held, chosen.mixed, self.runtime.classes, chosen.eager, chosen.source_mixed)
-        candidates = candidates or self.candidates.ordered(signature, self.carried)
-        return Race(trials, candidates, chosen.caution, chosen.temperature, chosen.finals)
+        far, entrants = self.candidates.lengths, candidates or self.candidates.ordered(signature, self.carried)
+        return Race(trials, entrants, lambda tried: chosen.caution * far(tried), chosen.temperature, chosen.finals)
 
     @property
     def weights(self) -> Vector:
