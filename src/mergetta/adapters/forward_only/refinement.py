@@ -61,7 +61,7 @@ class RefineSettings:
     """Images that share a direction."""
     warm: int = 20
     """Sets of images that only teach the Jacobian, before the first step."""
-    again: int = 2
+    again: int = 8
     """From then on, every so many sets teach it: it hardly changes."""
     block: int = 32
     """Sets of images from one duel to the next."""
@@ -92,8 +92,8 @@ class Refinement:
 
     Moments belong to a point: with every step those of before fade, and who goes back to a point gets its own back.
 
-    That is 1.5 to 2 more forward passes for each of these images, for at most 212 sets of 64; after the warm-up every
-    second set is perturbed.
+    That is 1 to 2 more forward passes for each of these images, for at most 212 sets of 64; after the warm-up every
+    eighth set is perturbed.
 
     References
     ----------
