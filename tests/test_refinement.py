@@ -162,8 +162,8 @@ class TestSteps:
         assert subject.steps == 0 and not subject.held
 
     def test_what_it_costs(self, bundle: Bundle) -> None:
-        """A perturbed pass of each image while warm, then of every second set; a second view of what ROID keeps."""
-        subject, model = refinement(bundle), Model(bundle)
+        """A perturbed pass of each image while warm, then of every so many sets; a second view of what ROID keeps."""
+        subject, model = refinement(bundle, again=2), Model(bundle)
         run(subject, model, 2)
         assert model.passes == 2 * (SIZE + SIZE)
         for start, perturbed in ((2, 0), (3, SIZE)):
