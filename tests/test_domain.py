@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from mergetta.errors import MergettaError
-from mergetta.streams.domain import DomainMoments, MomentSettings, Variances, between_domains
+from mergetta.streams.domain import DomainMoments, MomentSettings
 from mergetta.streams.moments import batch_moments
+from mergetta.streams.variances import Variances, between_domains
 
 
 class TestDomainMoments:

@@ -13,8 +13,9 @@ from mergetta.adapters.forward_only.normaliser import LARGE, Aligner, Normaliser
 from mergetta.groups import layer_sizes, learnable, moments_of, with_moments
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Runtime
-from mergetta.streams.domain import DomainMoments, MomentSettings, Variances
+from mergetta.streams.domain import DomainMoments, MomentSettings
 from mergetta.streams.moments import batch_moments
+from mergetta.streams.variances import Variances
 from tests.confidence import CLASSES, Confidence, assert_same_state, each_in_turn
 
 from .moving import moved

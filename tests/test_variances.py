@@ -15,7 +15,7 @@ from mergetta.adapters.forward_only.race_merge import RaceMerge
 from mergetta.files import decode, encode
 from mergetta.groups import layer_sizes, moments_of
 from mergetta.merging.scatter import Pool
-from mergetta.streams.domain import Variances
+from mergetta.streams.variances import Variances
 
 from .moving import moved
 

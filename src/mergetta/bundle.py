@@ -24,7 +24,7 @@ from mergetta.groups import (
     mixture_shares,
     moment_pairs,
 )
-from mergetta.streams.domain import Variances
+from mergetta.streams.variances import Variances
 
 FORMAT, VERSION = "mergetta.bundle", 3
 PARTS = ("base", "basis", "coefficients")

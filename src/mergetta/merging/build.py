@@ -25,7 +25,7 @@ from mergetta.groups import (
 from mergetta.merging.low_rank import Matrix
 from mergetta.merging.members import MOST, Clusters
 from mergetta.merging.reduction import MOMENT_TOLERANCE, Reduction
-from mergetta.streams.domain import Variances, between_domains
+from mergetta.streams.variances import Variances, between_domains
 
 LARGEST_SECOND = 1e18
 """Most that a second moment may be: how it varies between domains, its square, is a float32 too."""

@@ -15,7 +15,7 @@ from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.groups import GroupValues, as_float32, as_mixed, learnable
 from mergetta.merging.low_rank import Matrix, adaptive_rank, factorise
-from mergetta.streams.domain import with_seconds
+from mergetta.streams.variances import with_seconds
 
 MOST = 16
 """Members of a bundle, unless said otherwise."""

@@ -24,7 +24,7 @@ from mergetta.merging.low_rank import Matrix
 from mergetta.merging.members import MOST, Clusters
 from mergetta.merging.reduction import MOMENT_TOLERANCE, Reduction
 from mergetta.merging.trim import keep_largest
-from mergetta.streams.domain import Variances
+from mergetta.streams.variances import Variances
 
 Experts = Mapping[Any, Expert | GroupValues]
 """By keys, which tell them apart."""

@@ -8,6 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def predicted(probabilities: NDArray[Any]) -> NDArray[np.float64]:
+    """How often each class is predicted."""
+    p = np.asarray(probabilities)
+    return np.bincount(p.argmax(axis=1), minlength=p.shape[1]).astype(np.float64)
+
+
 def independent_images(counts: NDArray[Any], bias: float = 0.0) -> float:
     """How many independently drawn images a mean over these is worth, by how often each class was predicted.
 

@@ -19,7 +19,8 @@ from mergetta.errors import MergettaError
 from mergetta.groups import Vector, has_batch_norm
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Predict, Runtime, portion_of
-from mergetta.streams.domain import DomainMoments, Variances, between_domains, with_seconds
+from mergetta.streams.domain import DomainMoments
+from mergetta.streams.variances import Variances, between_domains, with_seconds
 
 TOGETHER, PIXELS = 16, 64 * 32 * 32
 """Images that go through a model in one pass where they depend on each other, or pixels if images are small."""

@@ -17,9 +17,10 @@ from mergetta.errors import MergettaError
 from mergetta.groups import GroupValues, has_batch_norm, layer_sizes, moments_of, with_moments
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Output, Predict, Runtime, joined
-from mergetta.streams.domain import DomainMoments, Variances
+from mergetta.streams.domain import DomainMoments
 from mergetta.streams.sampling import Sampling
 from mergetta.streams.state import Field, checked
+from mergetta.streams.variances import Variances
 
 LARGE = 4
 """A batch shares in what it is normalised with if so many of it are more than all that is known."""

@@ -20,7 +20,7 @@ from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.groups import Vector
 from mergetta.runtimes.base import Output, Predict, Runtime
-from mergetta.streams.domain import predicted
+from mergetta.streams.classes import predicted
 from mergetta.streams.state import Field, checked
 from mergetta.streams.visit import Visit
 

@@ -20,8 +20,8 @@ from mergetta.losses.probabilities import softmax
 from mergetta.losses.roid import likelihood_ratio_slope, sample_weights
 from mergetta.losses.views import colour_and_geometry
 from mergetta.seeds import generator
-from mergetta.streams.classes import mixed
-from mergetta.streams.domain import DomainMoments, predicted
+from mergetta.streams.classes import mixed, predicted
+from mergetta.streams.domain import DomainMoments
 from mergetta.streams.state import Field, checked
 from mergetta.zeroth_order.broyden import Jacobian
 

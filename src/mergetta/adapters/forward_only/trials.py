@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from mergetta.errors import MergettaError
 from mergetta.losses.information import information
-from mergetta.streams.classes import mixed
-from mergetta.streams.domain import predicted
+from mergetta.streams.classes import mixed, predicted
 from mergetta.streams.state import Field, checked
 
 AHEAD = 8

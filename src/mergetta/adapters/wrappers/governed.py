@@ -18,7 +18,7 @@ from mergetta.arrays import Array, to_numpy
 from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.losses.probabilities import softmax
-from mergetta.streams.domain import predicted
+from mergetta.streams.classes import predicted
 from mergetta.streams.shift import ShiftDetector
 from mergetta.streams.state import Field, checked
 

@@ -15,8 +15,7 @@ from mergetta.bundle import Bundle
 from mergetta.errors import MergettaError
 from mergetta.losses.probabilities import softmax
 from mergetta.losses.roid import likelihood_ratio_slope, sample_weights
-from mergetta.streams.classes import mixed
-from mergetta.streams.domain import predicted
+from mergetta.streams.classes import mixed, predicted
 from mergetta.streams.state import Field, checked
 
 LEAST = 0.1
