@@ -18,7 +18,7 @@ from mergetta.adapters.wrappers.mirrored import Mirrored
 from mergetta.bench.inputs import Place, clean_images, load_domain
 from mergetta.losses.probabilities import softmax
 from mergetta.runtimes.base import Runtime
-from tests.confidence import race_merge
+from tests.confidence import CLASSES, Confidence, expert, race_merge
 
 
 def images_of(name: str, count: int, start: int = 0, severity: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -220,3 +220,25 @@ class TestOnRealImages:
         before = source_error(runtime, images, labels)
         assert error(adapter, images, labels, size) <= before + 0.02
         assert error(adapter, *sorted_by_class(images, labels), size) <= before + 0.02
+
+
+def mixed_images(size: int, count: int = 64) -> np.ndarray:
+    """Each class in turn, of so many pixels on a side."""
+    images = np.random.default_rng(0).random((count, 1, size, size), np.float32) / 8
+    images[np.arange(count), 0, 0, np.arange(count) % CLASSES] += 0.8
+    return images
+
+
+@pytest.mark.parametrize(("size", "own"), [(8, True), (96, False)])
+def test_large_images_are_never_normalised_together(size: int, own: bool) -> None:
+    """64 of them in one pass would take several times the memory of a plain model, and so would 16."""
+    runtime = Confidence(batch_norm=True)
+    adapter = race_merge(runtime, [expert(2.0, batch_norm=True), expert(0.5, batch_norm=True)], patience=100, rest=9999)
+    images = mixed_images(size)
+    for _ in range(40):
+        for frame in images:
+            adapter.predict(frame[None])
+    assert adapter.race.over
+    assert (0.0 in runtime.given) == own  # a pass by the images' own statistics
+    assert (adapter.refinement.steps > 0) == own  # no duel, no steps
+    assert adapter.refinement.over != own and adapter.refining == own

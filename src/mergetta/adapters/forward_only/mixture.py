@@ -23,7 +23,9 @@ from mergetta.streams.domain import DomainMoments
 from mergetta.streams.variances import Variances, between_domains, with_seconds
 
 TOGETHER, PIXELS = 16, 64 * 32 * 32
-"""Images that go through a model in one pass where they depend on each other, or pixels if images are small."""
+"""Images whose own statistics stand for a domain, at least, and pixels of all that go through a model in one pass where
+they depend on each other: 16 images of 224 pixels would take four times the memory of a plain model.
+"""
 
 
 class Mixture:
@@ -60,19 +62,28 @@ class Mixture:
 
     def tried(self, held: NDArray[Any], weights: Vector, alone: bool) -> NDArray[np.float64]:
         """What a candidate predicts for the images that are held, unpacked a few at a time: probabilities. They are
-        normalised by their own statistics `alone`, if they stand for the domain: moments are another network's.
+        normalised by their own statistics `alone`, if they stand for the domain and are not too large: moments are
+        another network's.
         """
+        alone = alone and self.fits(held)
         predict = self.normalise.once(*self._of(weights), alone)
         size = portion_of(held) if self.normalise.moments is not None and not alone else together(held)
         return np.concatenate([probabilities(predict(unpacked(held[i : i + size]))) for i in range(0, len(held), size)])
 
     def begin(self, held: NDArray[Any], weights: Vector) -> None:
-        """These weights make another network, whose moments begin with the images that are held."""
-        self.normalise.begin(unpacked(held[: together(held)]), *self._of(weights))
+        """These weights make another network, whose moments begin with the images that are held, if these are not too
+        large to stand for the domain: else moments stay those of the stream.
+        """
+        if self.fits(held):
+            self.normalise.begin(unpacked(held[: together(held)]), *self._of(weights))
 
-    def moving(self, weights: Vector) -> tuple[Forward, Forward]:
+    def fits(self, images: NDArray[Any]) -> bool:
+        """Whether images are so small, or so independent, that enough of them go through the model in one pass."""
+        return not has_batch_norm(self.runtime.structure) or TOGETHER * images[0, 0].size <= PIXELS
+
+    def moving(self, weights: Vector, images: NDArray[Any]) -> tuple[Forward, Forward | None]:
         """Logits of images with something added to the groups: normalised as the stream is, or with the statistics of
-        these images themselves.
+        these images themselves, if they are not too large.
         """
 
         def alone(images: NDArray[Any], moved: Mapping[str, Vector]) -> NDArray[Any]:
@@ -80,7 +91,9 @@ class Mixture:
             parts = (images[i : i + size] for i in range(0, len(images), size))
             return np.concatenate([to_numpy(self.runtime(part, groups).logits) for part in parts])
 
-        return lambda images, moved: to_numpy(self(images, weights, moved=moved).logits), alone
+        return lambda images, moved: to_numpy(self(images, weights, moved=moved).logits), (
+            alone if self.fits(images) else None
+        )
 
     def groups(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
         merged, _ = self._of(weights)

@@ -213,7 +213,7 @@ class RaceMerge(Adapter):
             if (held := self.race.run(images, p, self.mixture.tried)) is not None:
                 self.mixture.begin(held, self.weights)
         elif self.refining and not broken:
-            self.refinement.run(images, logits, *self.mixture.moving(self.weights), self.normalise.moments)
+            self.refinement.run(images, logits, *self.mixture.moving(self.weights, images), self.normalise.moments)
             if self.refinement.over:
                 self.visit.seen.clear()  # moments are to be those of where it ends, before it rests
                 self._folded = None

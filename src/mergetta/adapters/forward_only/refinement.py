@@ -146,13 +146,17 @@ class Refinement:
         images: NDArray[Any],
         logits: NDArray[Any],
         forward: Forward,
-        alone: Forward,
+        alone: Forward | None,
         moments: DomainMoments | None = None,
     ) -> None:
         """Take in images of the stream with what was predicted for them, until there are 64 for a step.
 
-        `forward` normalises as the stream does (with `moments`), `alone` with the statistics of the images themselves.
+        `forward` normalises as the stream does (with `moments`), `alone` with the statistics of the images themselves:
+        without it there is no duel, and so no step.
         """
+        if alone is None:
+            self.duel.lost = self.settings.failures
+            return
         if moments is not None and not self.steps:
             self.duel.moments = moments.state()
         images, logits = np.asarray(images, dtype=np.float32), np.maximum(logits, LEAST).astype(np.float64)

@@ -22,6 +22,8 @@ LEAST = 0.1
 """No feature is scaled by less than this part of the features' mean standard deviation: some hardly ever move."""
 FADE = 0.99
 """Of the running mean of squared gradients."""
+ROWS = 128
+"""Classes that are learnt at a time: of a large classifier, the whole gradient would take as much memory as it does."""
 
 
 @dataclass(frozen=True)
@@ -125,16 +127,18 @@ class Headed(Wrapper):
             self.head = np.zeros((logits.shape[1], features.shape[1] + 1), np.float32)
         weights, keep = sample_weights(logits, self.average, chosen.temperature)
         self.average = 0.9 * self.average + 0.1 * p.mean(axis=0)
-        slope = np.where(keep, weights, 0)[:, None] * likelihood_ratio_slope(logits) / len(logits)
-        gradient = slope.astype(np.float32).T @ self._standardised(features)
-        squared = float(np.vdot(gradient, gradient)) / gradient.size
+        slope = (np.where(keep, weights, 0)[:, None] * likelihood_ratio_slope(logits) / len(logits)).astype(np.float32)
+        known = self._standardised(features)
+        squared = abs(float(np.vdot(slope @ slope.T, known @ known.T))) / self.head.size  # of slope.T @ known
         if not np.isfinite(squared):
             return
         self.steps += 1
         self.length = FADE * self.length + (1 - FADE) * squared
-        gradient *= np.float32(chosen.rate / np.sqrt(max(self.length / (1 - FADE**self.steps), 1e-30)))
-        self.head -= gradient
-        self.head *= np.float32(1 - chosen.pull)
+        slope *= np.float32(chosen.rate / np.sqrt(max(self.length / (1 - FADE**self.steps), 1e-30)))
+        for start in range(0, len(self.head), ROWS):
+            rows = self.head[start : start + ROWS]
+            rows -= slope[:, start : start + ROWS].T @ known
+            rows *= np.float32(1 - chosen.pull)
 
     def status(self) -> Status:
         return self.adapter.status()
