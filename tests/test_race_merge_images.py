@@ -82,7 +82,7 @@ class TestOnRealImages:
         images, labels = images_of("gaussian_noise", count)
         source, mixed = source_error(subject.runtime, images, labels), error(subject, images, labels, size)
         in_order = error(subject, *sorted_by_class(images, labels), size)
-        assert subject.race.trials.count == subject.visit.shifts == 0  # candidates are not shown what is of one class
+        assert subject.visit.shifts == 0 and not subject.race.over  # hardly a candidate is shown what is of one class
         assert source > 0.7
         assert in_order < source - 0.3
         assert in_order <= mixed + 0.12
