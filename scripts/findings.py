@@ -30,6 +30,7 @@ STREAMS = {
     "single frames": "fashion-bn-4000-mixed-1-onnx",
     "one class after the other": "fashion-bn-4000-sorted-200",
 }
+BARS = (("short", FAMILIES, SHORT), ("streams", STREAMS, ("source", "cola", "race-merge")))
 LONG = {
     "fashion-bn, 15 domains": "fashion-bn-4000-mixed-200-10-passes",
     "fashion-vit, 4 domains": "fashion-vit-4000-mixed-64-10-passes-4-domains",
@@ -97,7 +98,7 @@ def long_streams(name: str, run: str) -> str:
 
 
 def main() -> None:
-    figures = {"short": grouped(FAMILIES, SHORT), "streams": grouped(STREAMS, ("source", "cola", "race-merge"))}
+    figures = {name: grouped(runs, methods) for name, runs, methods in BARS}
     figures |= {f"long-{number_}": long_streams(*each) for number_, each in enumerate(LONG.items(), 1)}
     for name, svg in figures.items():
         path = RESULTS / f"finding-{name}.svg"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
@@ -21,14 +22,27 @@ ROOT = Path(__file__).parents[1]
 RUN = "fashion-bn-4000-mixed-200-2-domains"
 
 
-@pytest.fixture(scope="module")
-def evidence() -> ModuleType:
+def script(name: str) -> ModuleType:
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
-        import evidence
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(ROOT / "scripts"))
-    return evidence
+
+
+@pytest.fixture(scope="module")
+def evidence() -> ModuleType:
+    return script("evidence")
+
+
+def test_figures_show_what_runs_say() -> None:
+    findings = script("findings")
+    for name, runs, methods in findings.BARS:
+        svg = (findings.RESULTS / f"finding-{name}.svg").read_text()
+        for run in runs.values():
+            for method in set(methods) & set(findings.methods_of(run)):
+                mean, _ = findings.average(findings.methods_of(run)[method])
+                assert f"{method} {mean:.1f}" in svg, "python scripts/findings.py draws the figures"
 
 
 def bench(methods: tuple[str, ...] = ("source", "cola"), seeds: int = 2, **changes: Any) -> dict[str, Any]:
