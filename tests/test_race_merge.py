@@ -279,7 +279,9 @@ def test_caution_is_for_experts_that_gain_little(evenly: np.ndarray) -> None:
         *[("temperature", value, "temperature must be at least") for value in (0, -1.0, np.nan, np.inf)],
         *[("caution", value, "caution must not be negative") for value in (-0.1, np.nan, np.inf)],
         *[(name, value, "between 0 and 1") for name in ("mean", "mixed") for value in (-0.1, 1.1, np.nan)],
-        *[("held", value, "held and rest must be at least 1") for value in (0, -5)],
+        *[("held", value, "held must be a whole number of at least 1") for value in (0, -5, 64.5, 1e9)],
+        *[("patience", value, "patience must be a whole number") for value in (-5, np.nan)],
+        *[("finals", 1.5, "finals must be"), ("rest", 2.5, "rest must be"), ("home", np.inf, "home must be finite")],
     ],
 )
 def test_settings_that_are_refused(name: str, value: float, sentence: str) -> None:

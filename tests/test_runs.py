@@ -94,9 +94,10 @@ def test_the_second_image_by_hand() -> None:
     filtered(np.array([[0.75, 0.25], [0.75, 0.25]]))
     shares = np.array([1.25, 0.75]) / 2
     said = np.array([0.75, 0.25]) / shares
-    joint = said * (np.array([0.75, 0.25]) + shares) / 2
-    weights = PRIOR * [joint.sum(), 1, said @ [0.625, 0.375]]
-    np.testing.assert_allclose(filtered.belief, joint / joint.sum())
+    expected = (np.array([0.75, 0.25]) + shares) / 2
+    weights = PRIOR * [said @ expected, 1, said @ [0.625, 0.375]]
+    believed = np.array([0.75, 0.25]) * expected  # one class has been named: by equal shares
+    np.testing.assert_allclose(filtered.belief, believed / believed.sum())
     np.testing.assert_allclose(filtered.weights, weights / weights.sum())
     np.testing.assert_allclose(filtered.sums, [2.0, 1.0])
 
@@ -179,3 +180,18 @@ def test_hostile_states_are_refused(name: str, value: list[float]) -> None:
     filtered = RunFilter(CLASSES)
     with pytest.raises(MergettaError, match="state"):
         filtered.restored({**filtered.state("runs."), f"runs.{name}": np.array(value)}, "runs.")
+
+
+def test_one_class_for_ever_stays_that_class() -> None:
+    """Less sure of it is not another one, however much surer than before of others: there is no run yet to tell by."""
+    sure, less = np.full(CLASSES, 0.05 / (CLASSES - 1)), np.full(CLASSES, 0.15 / (CLASSES - 2))
+    sure[0], less[0], less[1] = 0.95, 0.80, 0.05
+    found = RunFilter(CLASSES)(np.array(400 * [sure] + 300 * [less] + 100 * [sure]))
+    assert (found.argmax(axis=1) == 0).all()
+
+
+def test_classes_that_were_named_are_what_a_biased_model_is_measured_by() -> None:
+    """Of two named equally often, half of the way from equal shares to the mean prediction."""
+    runs = RunFilter(2, RunSettings(temperature=1.0, unknown=1e-9))
+    runs(np.array([[0.9, 0.1], [0.4, 0.6]]))
+    np.testing.assert_allclose(runs._base(runs.sums / runs.sums.sum()), (np.array([0.65, 0.35]) + 0.5) / 2)

@@ -89,6 +89,8 @@ class Members:
                 fits = fits and bool(np.isfinite(told).all() and (told[:, 1] >= 0).all())
         if not fits:
             raise MergettaError("The bundle's members do not fit its base and basis.")
+        if not all(name.isprintable() for name in self.names):
+            raise MergettaError("The name of a member holds control characters.")
 
     def listed(self) -> list[dict[str, Any]]:
         """For people: each member's name, and how many experts and contributors it stands for."""

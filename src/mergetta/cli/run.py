@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from mergetta.cli.options import Method
 
@@ -193,10 +194,12 @@ def follow(agent: Agent, batches: Iterable[list[Item]], quiet: bool) -> None:
                 continue
             due = time.monotonic() + 0.25
             live.update(
-                f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
-                f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks · "
-                f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · normalised with "
-                f"{summary.normalises}{in_runs(summary)}{heaviest(summary.weights)} · {memory()}",
+                Text(  # names are no markup
+                    f"{summary.batches} batches, {summary.images} images, {summary.bad} bad · {summary.state} · "
+                    f"{summary.steps} steps, {summary.shifts} shifts, {summary.fallbacks} fallbacks · "
+                    f"entropy {summary.entropy:.3f} · {summary.forwards:.2f} passes per image · normalised with "
+                    f"{summary.normalises}{in_runs(summary)}{heaviest(summary.weights)} · {memory()}"
+                ),
                 refresh=True,
             )
 

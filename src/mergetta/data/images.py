@@ -142,9 +142,21 @@ def open_image(file: str | Path | BinaryIO, channels: int, name: str) -> Image:
 
     try:
         with Image.open(file) as image:
-            return image.convert("L" if channels == 1 else "RGB")
+            return eight_bits(image, name).convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise MergettaError(f"Cannot read the image {name}: {error}.") from error
+
+
+def eight_bits(image: Image, name: str) -> Image:
+    """Pixels of 16 bits as bytes: Pillow would take all above 255 for white."""
+    from PIL import Image
+
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image
+    pixels = np.asarray(image)
+    if pixels.dtype.kind not in "iu" or pixels.min() < 0 or pixels.max() > 65535:
+        raise MergettaError(f"Cannot read the image {name}: its pixels are neither bytes nor 16-bit numbers.")
+    return Image.fromarray((pixels // 257).astype(np.uint8))
 
 
 def as_array(image: Image) -> NDArray[np.uint8]:

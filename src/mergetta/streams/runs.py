@@ -15,6 +15,7 @@ from mergetta.streams.state import Field, checked
 RUNS, STEADY, DRIFTING = range(3)
 PRIOR = np.array([0.5, 0.25, 0.25])
 """Of the three hypotheses."""
+VECTORS = ("weights", "belief", "recent", "sums", "named")
 LIKELY = 0.8
 """Below this weight of runs, predictions stay exactly what they are: of an unsure model even a small part of a sure
 belief would change them."""
@@ -51,6 +52,10 @@ class RunFilter:
     too often is no evidence for a run of it: where labels are independent, the likelihood ratio of runs to steady
     shares has the expectation one whatever the model's bias (a test martingale), and is hardly ever large.
 
+    The belief itself goes by equal shares instead of π as long as the model has named few classes (as the exponential
+    of their entropy counts them): in the very first run π is that of one class, and whatever makes the model less sure
+    of it would look like another.
+
     The answer is the prediction as it came or, where runs are likely, the belief and it by the weight of runs. It
     depends on the images before, not on how they were cut into batches.
 
@@ -65,6 +70,8 @@ class RunFilter:
     [0.0, 1.0]
     >>> RunFilter(2)(np.array(20 * [cat, dog] + [unsure])).round(1)[-1].tolist()
     [0.6, 0.4]
+    >>> int(RunFilter(2)(np.array(100 * [cat] + 100 * [unsure]))[-1].argmax())   # a cat all the time
+    0
     """
 
     def __init__(self, classes: int, settings: RunSettings | None = None) -> None:
@@ -79,6 +86,8 @@ class RunFilter:
         self.belief, self.recent = equal, equal
         """Of the last image's class if there are runs; the mean of the last predictions."""
         self.sums = self.settings.unknown * equal
+        self.named = np.zeros(self.classes)
+        """How often each class was the most likely one."""
 
     @property
     def runs(self) -> float:
@@ -104,30 +113,40 @@ class RunFilter:
         chosen, total = self.settings, self.sums.sum()
         shares = self.sums / total
         said = p / shares
-        joint = said * ((1 - chosen.hazard) * self.belief + chosen.hazard * shares)
-        evidence = joint.sum()
-        self.belief = joint / evidence
+        expected = (1 - chosen.hazard) * self.belief + chosen.hazard * shares
+        evidence = said @ expected
+        joint = p / self._base(shares) * expected
+        self.belief = joint / joint.sum()
         runs, steady, drifting = self.weights.tolist()  # three numbers: Python is faster than NumPy
         runs, drifting = runs * float(evidence), drifting * float(said @ self.recent)
         kept = (1 - chosen.forget) / (runs + steady + drifting)
         self.weights = np.array([kept * runs, kept * steady, kept * drifting]) + chosen.forget * PRIOR
         self.recent = self.recent + (p - self.recent) / chosen.recent
-        self.sums = min(1.0, (chosen.memory - 1) / total) * self.sums + p
+        kept = min(1.0, (chosen.memory - 1) / total)
+        self.sums, self.named = kept * self.sums + p, kept * self.named
+        self.named[p.argmax()] += 1
+
+    def _base(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What p is measured by in the belief: the mean prediction, and equal shares as if they were of one class."""
+        named = self.named[self.named > 0] / max(self.named.sum(), 1e-12)
+        others = np.exp(-(named * np.log(named)).sum()) - 1 if len(named) else 0.0
+        return np.asarray((1 / self.classes + others * shares) / (1 + others))
 
     def state(self, prefix: str) -> dict[str, Any]:
-        return {f"{prefix}{name}": getattr(self, name).copy() for name in ("weights", "belief", "recent", "sums")}
+        return {f"{prefix}{name}": getattr(self, name).copy() for name in VECTORS}
 
     def restored(self, state: Mapping[str, Any], prefix: str) -> RunFilter:
         """One that goes on from a state, or one sentence."""
         each = Field((self.classes,), low=0)
         positive = Field((self.classes,), low=1e-100, high=1e100)  # it is divided by
         found = checked(
-            state, {"weights": Field(PRIOR.shape, low=0), "belief": each, "recent": each, "sums": positive}, prefix
+            state,
+            {"weights": Field(PRIOR.shape, low=0), "belief": each, "recent": each, "sums": positive, "named": each},
+            prefix,
         )
         if not all(np.isclose(found[name].sum(), 1) for name in ("weights", "belief", "recent")):
             raise MergettaError(f"This state does not fit the adapter: {prefix}weights.")
         new = RunFilter(self.classes, self.settings)
-        new.weights, new.belief, new.recent, new.sums = (
-            found[name] for name in ("weights", "belief", "recent", "sums")
-        )
+        for name in VECTORS:
+            setattr(new, name, found[name])
         return new

@@ -35,7 +35,9 @@ def checked(state: Mapping[str, Any], fields: Mapping[str, Field], prefix: str =
     for name, field in fields.items():
         key = f"{prefix}{name}"
         if key not in state:
-            raise MergettaError(f"This state does not fit the adapter: it has no {key!r}.")
+            raise MergettaError(
+                f"This state does not fit the adapter: it has no {key!r}. Was it made with other options?"
+            )
         try:
             array = np.array(state[key])
             fits = array.dtype.kind in ("biu" if field.whole else "fbiu")

@@ -24,6 +24,9 @@ from mergetta.streams.classes import predicted
 from mergetta.streams.state import Field, checked
 from mergetta.streams.visit import Visit
 
+LEAVE = 2
+"""A device leaves home at twice the distance at which it is there, and so does not go in and out at the threshold."""
+
 
 @dataclass(frozen=True)
 class RaceSettings:
@@ -83,12 +86,14 @@ class RaceSettings:
             raise MergettaError(f"temperature must be at least 1e-6, not {self.temperature}.")
         if not 0 <= self.caution < np.inf:
             raise MergettaError(f"caution must not be negative, not {self.caution}.")
-        if not (self.shift > 0 and self.wake > 0 and self.memory > 0 and self.home >= 0):
-            raise MergettaError("shift, wake and memory must be positive, and home must not be negative.")
+        if not (self.shift > 0 and self.wake > 0 and self.memory > 0 and 0 <= self.home < np.inf):
+            raise MergettaError("shift, wake and memory must be positive, and home must be finite and not negative.")
         if not all(0 <= share <= 1 for share in (self.mean, self.mixed, self.source_mixed)):
             raise MergettaError("mean, mixed and source_mixed must lie between 0 and 1.")
-        if not (self.held >= 1 and self.rest >= 1 and self.finals >= 0):
-            raise MergettaError("held and rest must be at least 1, and finals must not be negative.")
+        for name, least in (("held", 1), ("rest", 1), ("finals", 0), ("patience", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise MergettaError(f"{name} must be a whole number of at least {least}, not {value}.")
 
 
 class RaceMerge(Adapter):
@@ -105,8 +110,6 @@ class RaceMerge(Adapter):
     - **Rest**: when settled, a plain model with norm layers folded into the convolutions, until the signature moves a
       little; then moments follow the stream again. When it jumps, over at least 64 images, all starts anew. Within a
       small distance of the source's own signature the source model predicts as it is.
-
-    Two forward passes per image, three while steps are taken, and a few more whenever who wins changes.
 
     Parameters
     ----------
@@ -214,7 +217,7 @@ class RaceMerge(Adapter):
                 self.mixture.begin(held, self.weights)
         elif self.refining and not broken:
             self.refinement.run(images, logits, *self.mixture.moving(self.weights, images), self.normalise.moments)
-            if self.refinement.over:
+            if self.refinement.over and self.refinement.steps:
                 self.visit.seen.clear()  # moments are to be those of where it ends, before it rests
                 self._folded = None
         return untested and self.race.lost
@@ -255,9 +258,11 @@ class RaceMerge(Adapter):
             self._folded = None
         if self.home or not self.resting:
             self.visit.learn(signature, len(p))
-        if self.visit.is_near(self.runtime.signature, self.settings.home) != self.home:
-            self._begin(not self.home)
-        if not (self.home or self.resting or self.race.begun):
+        near = self.visit.is_near(self.runtime.signature, self.settings.home * (LEAVE if self.home else 1))
+        if changed := near != self.home:
+            self._begin(near)
+        known = changed or self.visit.images.bit_length() > (self.visit.images - len(p)).bit_length()  # twice as well
+        if known and not (self.home or self.resting or self.race.begun):  # every other mixture opens another graph
             self.race = self._race(trials=self.race.trials)
         return begins
 

@@ -90,6 +90,9 @@ class Governed(Adapter):
             logits = self.adapter.predict(images, adapt=self._wants_to_adapt(len(images)), learn=True)
         if not self.settled and self.adapter.steps > steps:
             self._judge(images)
+        if not np.isfinite(to_numpy(logits)).all():  # of a merge that is no model, or of steps that led nowhere
+            self._go_back()
+            logits = self.runtime(images, given=1.0).logits
         self.batches += 1
         self.images += len(images)
         self.passes += self.runtime.forwarded - before
