@@ -51,8 +51,8 @@ def task_vector(seed: int) -> np.ndarray:
 def expert_of(
     vector: np.ndarray, domain: str = "fog", family: str = FAMILY, method: str = "roid", apart: float = 0.3
 ) -> Expert:
-    """Its moments are `apart` standard deviations and powers of e from the source's: in three channels, which the domain
-    says, on the other side than those of most.
+    """Its moments are `apart` standard deviations and powers of e from the source's; three of them, which the domain
+    chooses, on the other side than most.
     """
     ends = np.cumsum(list(SIZES.values()))[:-1]
     groups = {name: BASE[name] + part for name, part in zip(SIZES, np.split(vector, ends), strict=True)}
