@@ -35,8 +35,8 @@ ALIKE = 0.1
 OPPOSED = -0.3
 """The same of a single layer, where domains differ more."""
 AGAINST = -ALIKE
-"""The same of moments, in a pool whose moments agree as a whole. (Honest ones of `fashion-bn`, severity 4: 0.35 at least
-among 15 domains, 0.10 among six, −0.05 among three.)"""
+"""The same of moments, in a pool whose moments agree. (Honest ones of `fashion-bn`, severity 4: 0.35 at least among 15
+domains, 0.10 among six, −0.05 among three.)"""
 ROUNDS = 5
 """Most times that the yardstick is made again without those found odd."""
 WHOLE, LAYER, MOMENTS = "task vector", "task vector in one layer", "vector of moments"
