@@ -2,7 +2,7 @@
 
 python scripts/attacks.py                      # fashion-bn, severity 5, mean of three domains; 10 minutes
 python scripts/attacks.py --suite fashion-vit  # another family
-python scripts/attacks.py crafted              # rows whose name has this in it
+python scripts/attacks.py '^(?!adaptive)'      # rows whose name this pattern is found in
 python scripts/attacks.py --probes             # the hub tries experts on clean images (`mergetta hub probe`)
 
 Honest experts are those of the 14 other domains, one contributor each unless told. Crafted ones raise the error on
@@ -15,6 +15,7 @@ three targets are not among the views of the probes. Adaptive attackers know the
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -42,7 +43,7 @@ from mergetta.hub.store import Store
 from mergetta.runtimes.torch_runtime import shares_of
 
 PARSER = argparse.ArgumentParser()
-PARSER.add_argument("wanted", nargs="?", default="", help="rows whose name has this in it")
+PARSER.add_argument("wanted", nargs="?", default="", help="rows whose name this pattern is found in")
 PARSER.add_argument("--suite", default="fashion-bn")
 PARSER.add_argument("--severity", type=int, default=5)
 PARSER.add_argument("--targets", nargs="+", default=["fog", "gaussian_noise", "pixelate"])
@@ -439,7 +440,7 @@ def main() -> None:
     print("|---|---|---|---:|---:|")
     print(false_base(pools[TARGETS[0]]))
     for name, attack, is_open in attacks():
-        if OPTIONS.wanted not in name:
+        if not re.search(OPTIONS.wanted, name):
             continue
         found = []
         for target in TARGETS:

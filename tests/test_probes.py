@@ -105,7 +105,7 @@ class TestHarm:
         assert not probes.misleads(good.groups) and probes.misleads(evil.groups)
         assert probes.loss(evil.groups) == probes.loss(good.groups)
         assert probes.harm(evil.groups, 1.0) == module.WORST
-        assert "worse than guesses" in harmful([], [entry("e", module.WORST)])["e-0"]
+        assert "far worse than guesses" in harmful([], [entry("e", module.WORST)])["e-0"]
 
     def test_who_is_harmful(self) -> None:
         low, far = math.log(1.5), WORSE * math.log(1.5)

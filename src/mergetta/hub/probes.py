@@ -52,9 +52,11 @@ ORDINARY = 3
 SAME = 1.2
 """What was measured with another usual length holds while that has changed by no more than this factor."""
 WORST = 99.0
-"""The harm of an expert with which the model gives no numbers, or worse ones than guesses by its own moments. (The best
-view has 0.2 to 1.0 nats with honest experts of `fashion-bn`, severity 4, as long as their own corruption is no view or
-is one; 15 and more with moments that are crafted to do harm; guesses have 2.3.)"""
+"""The harm of an expert with which the model gives no numbers, or misleads by its own moments."""
+MISLED = 2.0
+"""It does, if its loss on the best of the views is this many times that of guesses. (Guesses of ten classes have 2.3
+nats; honest experts of `fashion-bn` 0.2 to 1.0 at severity 4, whether their own corruption is a view or not, and 3.0 at
+most at severity 5; 15 and more those with moments that were crafted to do harm.)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +123,11 @@ class Probes:
         return np.array(found)
 
     def misleads(self, expert: GroupValues) -> bool:
-        """Whether an expert with its own moments does worse than guesses on all views."""
+        """Whether an expert with its own moments does far worse than guesses on all views."""
         base = self.runtime.groups
         if not moment_pairs(base):
             return False
-        return not self.losses({**base, **expert}, 1.0).min() <= math.log(self.expected.shape[1])
+        return not self.losses({**base, **expert}, 1.0).min() <= MISLED * math.log(self.expected.shape[1])
 
     def harm(self, expert: GroupValues, usual: float) -> float:
         """The logarithm of how many times the source model's loss it has, `FAR` usual lengths along its task vector."""
@@ -170,7 +172,7 @@ def harmful(voices: Sequence[ExpertRecord], suspects: Sequence[ExpertRecord]) ->
             times = f"{math.exp(expert.harm):.2g} times the source model's loss, and {math.exp(most):.2g} is the most"
             found[expert.id] = f"far along its task vector, the probe images have {times}"
             if expert.harm == WORST:
-                found[expert.id] = "with it, predictions on the probe images are no numbers or worse than guesses"
+                found[expert.id] = "with it, predictions on the probe images are no numbers, or far worse than guesses"
     return found
 
 

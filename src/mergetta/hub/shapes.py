@@ -140,7 +140,7 @@ class Report(Given):
     forwards: Finite = 0.0
     moved: Finite | None = None
     """How far the coefficients are from where the bundle started them."""
-    weights: Annotated[dict[Annotated[str, Field(max_length=200, pattern=PLAIN)], Finite], Field(max_length=64), at_most(64)] = {}
+    weights: Annotated[dict[Annotated[str, Field(max_length=200)], Finite], Field(max_length=64), at_most(64)] = {}
     """Of each member of the bundle, and of the source model."""
 
 
