@@ -56,7 +56,7 @@ class RunningHub:
         command = [str(Path(sys.executable).parent / "mergetta"), "hub", "serve", "--port", str(self.port)]
         places = ["--database", self.settings.database, "--blobs", self.settings.blobs]
         self.process = subprocess.Popen([*command, *places], stdout=subprocess.DEVNULL)
-        for _ in range(600):
+        for _ in range(2400):  # two minutes: the machine may be busy
             with contextlib.suppress(OSError):
                 if self.call("GET", "/v1/health")[0] == 200:
                     return

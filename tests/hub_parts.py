@@ -51,10 +51,14 @@ def task_vector(seed: int) -> np.ndarray:
 def expert_of(
     vector: np.ndarray, domain: str = "fog", family: str = FAMILY, method: str = "roid", apart: float = 0.3
 ) -> Expert:
-    """Its moments are `apart` standard deviations and powers of e from the source's, in a direction of the domain's."""
+    """Its moments are `apart` standard deviations and powers of e from the source's; three of them, which the domain
+    chooses, on the other side than most.
+    """
     ends = np.cumsum(list(SIZES.values()))[:-1]
     groups = {name: BASE[name] + part for name, part in zip(SIZES, np.split(vector, ends), strict=True)}
-    signs = np.random.default_rng(crc32(domain.encode())).choice([-1.0, 1.0], (2, 8))
+    signs = np.ones(16)
+    signs[np.random.default_rng(crc32(domain.encode())).choice(16, 3, replace=False)] = -1
+    signs = signs.reshape(2, 8)
     groups["stem.running_mean"] = BASE["stem.running_mean"] + apart * signs[0] * np.sqrt(BASE["stem.running_var"] / 2)
     groups["stem.running_var"] = BASE["stem.running_var"] * np.exp(apart * signs[1] / np.sqrt(2))
     signature = np.stack([np.zeros(3), np.ones(3)])

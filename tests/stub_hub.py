@@ -43,6 +43,8 @@ class StubHub:
     def __init__(self) -> None:
         self.bundle: bytes | None = make_bundle().to_bytes()
         self.announced: str | None = None
+        self.variant: str | None = None
+        """What it says its bundle leaves out, if that is not what was asked for."""
         self.signature: str | None = None
         self.key: str | None = None
         self.misbehave: list[int] = []
@@ -153,7 +155,8 @@ class StubHub:
             return 404, {}, detail("There is no bundle yet.")
         if etag == f'"{self.id}"':
             return 304, {"ETag": etag}, b""
-        data = json.dumps({"family": family, "bundle": self.id}).encode()
+        variant = self.variant if self.variant is not None else "v" * bool(self.queries)
+        data = json.dumps({"family": family, "bundle": self.id, "variant": variant}).encode()
         signed = {} if self.signature is None else {"X-Mergetta-Signature": base64.b64encode(KEY.sign(data)).decode()}
         return 200, {"ETag": f'"{self.id}"', **signed}, data
 

@@ -217,7 +217,9 @@ def test_a_wrong_token_is_refused_in_words(client: TestClient) -> None:
     assert told.status_code == 401 and "unknown, revoked" in told.json()["detail"]
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'{"token": 3}', b'{"token": "\\ud800"}', b"\xff", b"x" * 5000])
+@pytest.mark.parametrize(
+    "body", [b"", b"[1]", b"{", b'{"token": 3}', b'{"token": "\\ud800"}', b"\xff", b"[" * 4000, b"x" * 5000]
+)
 def test_a_strange_login_is_no_fault(client: TestClient, body: bytes) -> None:
     for kind in ("application/json", "application/x-www-form-urlencoded", "multipart/form-data"):
         answer = client.post("/login", content=body, headers={"Content-Type": kind})

@@ -127,6 +127,14 @@ class TestClient:
         with pytest.raises(MergettaError, match="Ed25519 public key"):
             client.public_key()
 
+    def test_an_answer_to_another_question_is_refused(self, hub: StubHub) -> None:
+        """Signed as it may be: a variant's bundle lacks experts, the whole pool's has some that were to be left out."""
+        client = HubClient(hub.url)
+        for variant, exclude in (("0123456789abcdef", ()), ("", ("fog",))):
+            hub.variant = variant
+            with pytest.raises(BundleRefused, match="another question"):
+                client.bundle(FAMILY, exclude=exclude)
+
     def test_signatures_need_cryptography(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
         with pytest.raises(MergettaError, match=r"pip install .*\[signing\]'"):

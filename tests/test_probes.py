@@ -47,6 +47,8 @@ class Tiny:
         check_groups(groups, self.groups, "The set of groups")
         task = np.concatenate([groups[name] - BASE[name] for name in SIZES])
         turned = 1 - 30 * max(0.0, float(task @ ASIDE) / float(ASIDE @ ASIDE) - 0.15)
+        if given and np.any(groups["stem.running_var"] > 10 * BASE["stem.running_var"]):
+            turned = -1.0
         logits = turned * SHARP * np.asarray(images)[:, 0, 0] - np.float32(2)
         return Output(logits, logits, np.zeros((2, 1), np.float32))
 
@@ -92,8 +94,18 @@ class TestHarm:
 
     def test_no_numbers_are_harm(self, monkeypatch: pytest.MonkeyPatch) -> None:
         probes = Probes(FILE, runtime=Tiny())
-        monkeypatch.setattr(probes, "loss", lambda groups: math.nan)
+        monkeypatch.setattr(probes, "losses", lambda groups, given: np.full(2, 1.0 if given else math.nan))
         assert probes.harm(honest(0).groups, 1.0) == module.WORST
+
+    def test_moments_that_ruin_predictions_are_harm(self) -> None:
+        """They do nothing as long as batches bring their own statistics."""
+        probes, good = Probes(FILE, runtime=Tiny()), honest(0)
+        variance = 20 * BASE["stem.running_var"]
+        evil = replace(good, groups={**good.groups, "stem.running_var": variance})
+        assert not probes.misleads(good.groups) and probes.misleads(evil.groups)
+        assert probes.loss(evil.groups) == probes.loss(good.groups)
+        assert probes.harm(evil.groups, 1.0) == module.WORST
+        assert "far worse than guesses" in harmful([], [entry("e", module.WORST)])["e-0"]
 
     def test_who_is_harmful(self) -> None:
         low, far = math.log(1.5), WORSE * math.log(1.5)
@@ -164,7 +176,7 @@ class TestHub:
         before = Tiny.forwarded
         shop.upload(honest(7), "honest-7")
         shop.build()
-        assert Tiny.forwarded - before == len(FILE.views)
+        assert Tiny.forwarded - before == 2 * len(FILE.views)  # with statistics of batches, and with its moments
         shop.store.put_probes(FAMILY, replace(FILE, model=b"another").to_bytes())
         shop.build()
         assert Tiny.forwarded - before > 7 * len(FILE.views)

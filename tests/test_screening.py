@@ -23,16 +23,18 @@ ONE = {
 def test_distance_of_moments_by_hand() -> None:
     other = {**ONE, "bn.running_mean": np.array([2.0, 1.0]), "bn.running_var": np.array([4.0, math.e**3]) - TINY}
     # one standard deviation in the first channel, three powers of e in the second: √((1 + 9) / 2)
-    assert moments_apart(other, ONE) == pytest.approx(math.sqrt(5), rel=1e-5)
-    assert moments_apart(ONE, ONE) == 0
-    assert moments_apart({**ONE, "bn.weight": np.full(2, 100.0)}, ONE) == 0
-    assert rms(moments_apart({"a.weight": np.ones(2)}, {"a.weight": np.zeros(2)})) == 0.0
+    apart, way = moments_apart(other, ONE)
+    assert apart == pytest.approx(math.sqrt(5), rel=1e-5)
+    assert direction(way) == pytest.approx(np.array([1, 0, 0, 3]) / math.sqrt(10), abs=1e-3)
+    assert moments_apart(ONE, ONE)[0] == 0
+    assert moments_apart({**ONE, "bn.weight": np.full(2, 100.0)}, ONE)[0] == 0
+    assert rms(moments_apart({"a.weight": np.ones(2)}, {"a.weight": np.zeros(2)})[0]) == 0.0
 
 
 def test_a_variance_of_zero_is_finite() -> None:
     dead = {**ONE, "bn.running_var": np.zeros(2)}
-    assert 0 < moments_apart(dead, ONE) < 20
-    assert 0 < moments_apart(ONE, dead) < np.inf
+    assert 0 < moments_apart(dead, ONE)[0] < 20
+    assert 0 < moments_apart(ONE, dead)[0] < np.inf
 
 
 def test_a_sketch_is_of_what_was_learnt() -> None:
@@ -42,13 +44,15 @@ def test_a_sketch_is_of_what_was_learnt() -> None:
     assert sketch_of(expert_of(task_vector(2)).groups, BASE) != sketch_of(near, BASE)
 
 
-def entry(number: int, vector: np.ndarray | None = None, token: str = "t", apart: float = 0.3) -> ExpertRecord:
-    groups = expert_of(task_vector(number) if vector is None else vector, apart=apart).groups
+def entry(
+    number: int, vector: np.ndarray | None = None, token: str = "t", apart: float = 0.3, domain: str = "fog"
+) -> ExpertRecord:
+    groups = expert_of(task_vector(number) if vector is None else vector, domain, apart=apart).groups
     norm, sketch = sketch_of(groups, BASE)
-    layers = moments_apart(groups, BASE)
+    layers, moments = moments_apart(groups, BASE)
     return ExpertRecord(
         f"{token}-{number}", "f", "d", "", None, 1, norm, layers.tobytes(), sketch, PENDING, "", False,
-        token, float(number), 0.0, 0,
+        token, float(number), 0.0, 0, moments=moments,
     )  # fmt: skip
 
 
@@ -66,8 +70,23 @@ def test_moments_compare_by_length(apart: float, is_odd: bool) -> None:
         assert "moments are" in found[suspect.id]
 
 
+def test_moments_on_the_other_side_are_odd() -> None:
+    """Where the pool agrees on a side, and however near the source they are."""
+    crowd, suspect = [entry(i, token=f"h{i}") for i in range(9)], entry(9, token="e", apart=-0.1)
+    found = screen([*crowd, suspect], [suspect], layout(BASE))
+    assert "vector of moments" in found[suspect.id]
+    both = [entry(i, token=f"h{i}", apart=0.3 * (-1) ** i) for i in range(9)]
+    assert screen([*both, suspect], [suspect], layout(BASE)) == {}
+
+
+def test_moments_of_an_unknown_direction_are_not_odd() -> None:
+    crowd, old = [entry(i, token=f"h{i}") for i in range(9)], replace(entry(9, token="o"), moments=b"")
+    assert odd(*crowd, old) == set()
+    assert odd(*(replace(expert, moments=b"") for expert in crowd), entry(9, token="n")) == set()
+
+
 def test_without_batch_norm_nobody_is_odd() -> None:
-    assert odd(*(replace(entry(i), layers=b"") for i in range(9))) == set()
+    assert odd(*(replace(entry(i), layers=b"", moments=b"") for i in range(9))) == set()
 
 
 def test_one_contributor_has_one_voice() -> None:

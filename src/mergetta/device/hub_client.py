@@ -171,7 +171,7 @@ class HubClient:
             if answer.status == 304:
                 return None
             if answer.status != 202:
-                return self.blob(family, self._named(answer, family))
+                return self.blob(family, self._named(answer, family, whole=not query))
             wait = waiting_time(answer.headers.get("Retry-After"))
             if time.monotonic() + wait > deadline:
                 raise HubError("The hub is still building this bundle: try again later.", answer.status)
@@ -232,12 +232,14 @@ class HubClient:
             raise HubError(sentence(answer, self.url), answer.status)
         return answer
 
-    def _named(self, answer: Answer, family: str) -> str:
-        """The id of the bundle that the hub says is current, verified."""
+    def _named(self, answer: Answer, family: str, whole: bool) -> str:
+        """The id of the bundle that the hub says is current, verified: that of the whole pool, or of a variant."""
         self._check_signature(answer)
         found = answer.json()
         if found.get("family") != family or not isinstance(found.get("bundle"), str):
             raise BundleRefused(f"The hub does not say which bundle of the family {family!r} is current.")
+        if whole == bool(found.get("variant", not whole)):  # signed as it may be
+            raise BundleRefused("The hub's answer is to another question: it leaves out other experts than we asked.")
         return str(found["bundle"])
 
     def _check_signature(self, answer: Answer) -> None:

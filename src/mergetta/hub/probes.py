@@ -2,8 +2,9 @@
 
 Task vectors tell what is unlike the others; crafted ones are made to be alike. What they do, they cannot hide as well:
 the source model with a crafted task vector loses its predictions on ordinary images, and the further one goes along the
-vector, the faster. So the hub goes far along each expert's, and looks. It needs the device's model and a few clean
-images of the family, without labels: the source model's own predictions on them are what is expected of every view.
+vector, the faster. So the hub goes far along each expert's, and looks. Crafted moments show at once: an expert that is
+what it says predicts some view by its own moments. The hub needs the device's model and a few clean images of the
+family, without labels: the source model's own predictions on them are what is expected of every view.
 
 References
 ----------
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from mergetta.data.streams import as_input
 from mergetta.errors import MergettaError
 from mergetta.files import decode, encode, expect_names
-from mergetta.groups import GroupValues, learnable
+from mergetta.groups import GroupValues, learnable, moment_pairs
 from mergetta.hub.influence import LEAST
 from mergetta.hub.records import ExpertRecord
 from mergetta.hub.screening import MAJORITY
@@ -51,7 +52,11 @@ ORDINARY = 3
 SAME = 1.2
 """What was measured with another usual length holds while that has changed by no more than this factor."""
 WORST = 99.0
-"""The harm of an expert with which the model gives no numbers."""
+"""The harm of an expert with which the model gives no numbers, or misleads by its own moments."""
+MISLED = 2.0
+"""It does, if its loss on the best of the views is this many times that of guesses. (Guesses of ten classes have 2.3
+nats; honest experts of `fashion-bn` 0.2 to 1.0 at severity 4, whether their own corruption is a view or not, and 3.0 at
+most at severity 5; 15 and more those with moments that were crafted to do harm.)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,15 +112,28 @@ class Probes:
 
     def loss(self, groups: GroupValues) -> float:
         """Cross-entropy with the source model's predictions on the clean views, mean over views and images."""
+        return float(np.mean(self.losses(groups, 0.0)))
+
+    def losses(self, groups: GroupValues, given: float) -> NDArray[np.float64]:
+        """The same of each view, with the statistics of batches or, if `given` is 1, with the groups' moments."""
         found = []
         for view in self.views:
-            logits = np.asarray(self.runtime(view, groups).logits, np.float64)
+            logits = np.asarray(self.runtime(view, groups, given=given).logits, np.float64)
             found.append(-(self.expected * log_softmax(logits)).sum(axis=1).mean())
-        return float(np.mean(found))
+        return np.array(found)
+
+    def misleads(self, expert: GroupValues) -> bool:
+        """Whether an expert with its own moments does far worse than guesses on all views."""
+        base = self.runtime.groups
+        if not moment_pairs(base):
+            return False
+        return not self.losses({**base, **expert}, 1.0).min() <= MISLED * math.log(self.expected.shape[1])
 
     def harm(self, expert: GroupValues, usual: float) -> float:
         """The logarithm of how many times the source model's loss it has, `FAR` usual lengths along its task vector."""
         base, names = self.runtime.groups, learnable(self.runtime.groups)
+        if self.misleads(expert):
+            return WORST
         task = {name: np.asarray(expert[name], np.float64) - base[name] for name in names}
         length = math.sqrt(sum(float(part @ part) for part in task.values()))
         if length == 0:
@@ -148,12 +166,14 @@ def harms_of(voices: Sequence[ExpertRecord]) -> dict[str, float]:
 def harmful(voices: Sequence[ExpertRecord], suspects: Sequence[ExpertRecord]) -> dict[str, str]:
     """Reason per expert with which predictions on the probe images are far worse than with ordinary ones."""
     _, most = most_harm([*harms_of(voices).values()])
-    return {
-        expert.id: f"far along its task vector, the probe images have {math.exp(expert.harm):.2g} times the source "
-        f"model's loss, and {math.exp(most):.2g} times is the most"
-        for expert in suspects
-        if expert.harm is not None and expert.harm > most
-    }
+    found = {}
+    for expert in suspects:
+        if expert.harm is not None and expert.harm > most:
+            times = f"{math.exp(expert.harm):.2g} times the source model's loss, and {math.exp(most):.2g} is the most"
+            found[expert.id] = f"far along its task vector, the probe images have {times}"
+            if expert.harm == WORST:
+                found[expert.id] = "with it, predictions on the probe images are no numbers, or far worse than guesses"
+    return found
 
 
 def doubts(yardstick: Sequence[ExpertRecord], voices: Sequence[ExpertRecord]) -> dict[str, float]:

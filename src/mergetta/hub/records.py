@@ -53,6 +53,8 @@ class ExpertRecord:
     """The probes that it was tried on last, at which usual length, and what harm it did."""
     usual: float | None = None
     harm: float | None = None
+    moments: bytes = b""
+    """Which way its moments lie from the source's."""
 
 
 @dataclass(frozen=True)

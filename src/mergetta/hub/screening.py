@@ -34,15 +34,22 @@ ALIKE = 0.1
 """Lowest median cosine with the others, in a pool that agrees with itself at least twice as much."""
 OPPOSED = -0.3
 """The same of a single layer, where domains differ more."""
+AGAINST = -ALIKE
+"""The same of moments, in a pool whose moments agree. (Honest ones of `fashion-bn`, severity 4: 0.35 at least among 15
+domains, 0.10 among six, −0.05 among three.)"""
 ROUNDS = 5
 """Most times that the yardstick is made again without those found odd."""
-WHOLE, LAYER = "task vector", "task vector in one layer"
+WHOLE, LAYER, MOMENTS = "task vector", "task vector in one layer", "vector of moments"
 Vector = NDArray[Any]
 
 
 def layout(base: GroupValues) -> list[slice]:
-    """Which part of a sketch tells of which group: as many of its numbers as the group has of all weights."""
-    sizes = [int(np.size(base[name])) for name in learnable(base)]
+    """Which part of a sketch tells of which group."""
+    return places([int(np.size(base[name])) for name in learnable(base)])
+
+
+def places(sizes: list[int]) -> list[slice]:
+    """As many of a sketch's numbers for each group as it has of all weights."""
     if (total := sum(sizes)) > SKETCH:
         sizes = [max(1, size * SKETCH // total) for size in sizes]
     return [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
@@ -57,32 +64,44 @@ def sketch_of(expert: GroupValues, base: GroupValues) -> tuple[float, bytes]:
     for name, where in zip(learnable(base), layout(base), strict=True):
         vector: Vector = np.asarray(expert[name], np.float64) - np.asarray(base[name], np.float64)
         total += float(vector @ vector)
-        width = where.stop - where.start
-        if vector.size > width:
-            rng = generator(0, vector.size, "sketch")
-            place = rng.integers(0, width, vector.size)
-            vector = np.bincount(place, vector * rng.choice((-1.0, 1.0), vector.size), width)
-        parts.append(vector)
+        parts.append(folded(vector, where.stop - where.start))
+    return float(np.sqrt(total)), packed(parts)
+
+
+def folded(vector: Vector, width: int) -> Vector:
+    if vector.size <= width:
+        return vector
+    rng = generator(0, vector.size, "sketch")
+    place = rng.integers(0, width, vector.size)
+    return np.bincount(place, vector * rng.choice((-1.0, 1.0), vector.size), width)
+
+
+def packed(parts: Sequence[Vector]) -> bytes:
+    """A direction, in two bytes per number."""
     sketch = np.concatenate(parts)
     length = float(np.linalg.norm(sketch))
-    return float(np.sqrt(total)), (sketch / length if length > 0 else sketch).astype(np.float16).tobytes()
+    return bytes((sketch / length if length > 0 else sketch).astype(np.float16).tobytes())
 
 
-def moments_apart(expert: GroupValues, base: GroupValues) -> Vector:
+def moments_apart(expert: GroupValues, base: GroupValues) -> tuple[Vector, bytes]:
     """How far an expert's moments are from the source's, per BatchNorm layer: the root mean square, over channels, of
-    the mean's shift in standard deviations and of the logarithm of the variances' ratio. Empty without BatchNorm.
+    the mean's shift in standard deviations and of the logarithm of the variances' ratio. And in which direction, where
+    every layer counts the same. Both are empty without BatchNorm.
     """
     if not moment_pairs(base):
-        return np.empty(0, np.float32)
+        return np.empty(0, np.float32), b""
     (mean, variance), (origin, spread) = (
         moments_of(expert, base).astype(np.float64),
         moments_of(base).astype(np.float64),
     )
-    shift = (mean - origin) ** 2 / (spread + TINY)
-    apart = shift + np.log((variance + TINY) / (spread + TINY)) ** 2
+    shift = (mean - origin) / np.sqrt(spread + TINY)
+    ratio = np.log((variance + TINY) / (spread + TINY))
     sizes = layer_sizes(base)
-    starts = np.append(0, np.cumsum(sizes)[:-1])
-    return np.sqrt(np.add.reduceat(apart, starts) / sizes).astype(np.float32)
+    layers = np.split(np.stack([shift, ratio]), np.cumsum(sizes)[:-1], axis=1)
+    apart = np.array([np.sqrt((layer**2).sum() / layer.shape[1]) for layer in layers])
+    widths = [where.stop - where.start for where in places([2 * size for size in sizes])]
+    parts = [folded(layer.ravel() / layer.shape[1] ** 0.5, width) for layer, width in zip(layers, widths, strict=True)]
+    return apart.astype(np.float32), packed(parts)
 
 
 def rms(values: Vector) -> float:
@@ -133,6 +152,7 @@ class Yardstick:
         """Where each voice begins in the crowd, which is in the order of voices."""
         self.place = {expert.id: i for i, expert in enumerate(crowd)}
         self.sketches = np.stack([direction(expert.sketch) for expert in crowd])
+        self.moments = moments_in(crowd)
         self.parts = [(slice(0, self.sketches.shape[1]), WHOLE), *((group, LAYER) for group in groups)]
 
     def odd_lengths(self, suspects: Sequence[ExpertRecord]) -> dict[str, str]:
@@ -141,7 +161,7 @@ class Yardstick:
         if not suspects or not self.enough:
             return found
         mine, theirs = (np.stack([distances(e) for e in experts]) for experts in (suspects, self.crowd))
-        for ratio in self.ratios(mine, theirs).T[::-1]:  # domains may lie in opposite directions: only lengths compare
+        for ratio in self.ratios(mine, theirs).T[::-1]:
             note(found, suspects, ratio > LENGTH, "its moments are {:.2g} times as far off as the median ones", ratio)
         sketches = np.stack([direction(expert.sketch) for expert in suspects])
         ratios = self.ratios(self.lengths(suspects, sketches), self.lengths(self.crowd, self.sketches))
@@ -151,18 +171,25 @@ class Yardstick:
         return found
 
     def odd_directions(self, suspects: Sequence[ExpertRecord]) -> dict[str, str]:
-        """Task vectors that point elsewhere, as a whole or in a layer."""
+        """Task vectors that point elsewhere, as a whole or in a layer; moments that point elsewhere as a whole. (Those
+        of a layer may: behind the stem of `fashion-bn`, noise and fog lie on opposite sides.)
+        """
         found: dict[str, str] = {}
         if not suspects or not self.enough or not self.majority:
             return found
+        told = "its {} has a median cosine of {{:.2f}} with the others"
+        theirs, mine = self.moments, moments_in(suspects)
+        if theirs.shape[1] == mine.shape[1] and np.median(self.cosines(self.crowd, theirs, theirs)) > 2 * ALIKE:
+            alike = self.cosines(suspects, mine, theirs)
+            note(found, suspects, alike < AGAINST, told.format(MOMENTS), alike)
         sketches = np.stack([direction(expert.sketch) for expert in suspects])
         for part, what in reversed(self.parts):
-            alike, lowest = self.cosines(suspects, sketches, part), OPPOSED
+            theirs, lowest = self.sketches[:, part], OPPOSED
+            alike = self.cosines(suspects, sketches[:, part], theirs)
             if what == WHOLE:
-                agreement = float(np.median(self.cosines(self.crowd, self.sketches, part)))
+                agreement = float(np.median(self.cosines(self.crowd, theirs, theirs)))
                 lowest = ALIKE if agreement > 2 * ALIKE else -ALIKE
-            odd = alike < lowest
-            note(found, suspects, odd, f"its {what} has a median cosine of {{:.2f}} with the others", alike)
+            note(found, suspects, alike < lowest, told.format(what), alike)
         return found
 
     def lengths(self, experts: Sequence[ExpertRecord], sketches: Vector) -> Vector:
@@ -176,9 +203,11 @@ class Yardstick:
         usual = middle(np.stack([np.median(voice, axis=0) if len(voice) > 1 else voice[0] for voice in voices]))
         return np.where(usual > 0, lengths / np.where(usual > 0, usual, 1.0), 1.0)
 
-    def cosines(self, experts: Sequence[ExpertRecord], sketches: Vector, part: slice) -> Vector:
-        """Of each expert, the median over the voices of its mean cosine with the voice's experts other than itself."""
-        each = unit(self.sketches[:, part]) @ unit(sketches[:, part]).T
+    def cosines(self, experts: Sequence[ExpertRecord], mine: Vector, theirs: Vector) -> Vector:
+        """Of each expert, the median over the voices of its mean cosine with the voice's experts other than itself: of
+        their vectors, given the crowd's.
+        """
+        each = unit(theirs) @ unit(mine).T
         sums = np.add.reduceat(each, self.starts)
         counts = np.repeat(np.diff(self.starts, append=len(each))[:, None], len(experts), axis=1)
         rows = np.array([self.place.get(expert.id, -1) for expert in experts])
@@ -200,6 +229,13 @@ def distances(expert: ExpertRecord) -> Vector:
     """Of its moments from the source's: of all layers, and of each."""
     layers = np.frombuffer(expert.layers, np.float32)
     return np.append(rms(layers), layers)
+
+
+def moments_in(experts: Sequence[ExpertRecord]) -> Vector:
+    """Which way their moments lie; no way at all, if that is not known of an expert."""
+    found = [direction(expert.moments) for expert in experts]
+    width = max((each.size for each in found), default=0)
+    return np.stack([each if each.size == width else np.zeros(width, np.float32) for each in found])
 
 
 def unit(rows: Vector) -> Vector:

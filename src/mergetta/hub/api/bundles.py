@@ -143,7 +143,8 @@ def check_variant(hub: Hub, family: str, variant: Variant) -> None:
         return  # what is in memory was checked
     for domain, number in contributors.items():
         if number < FEWEST:
-            raise HTTPException(403, f"Leaving out {domain!r} would give away the experts of {number} contributors.")
+            whose = "one contributor" if number == 1 else f"{number} contributors"
+            raise HTTPException(403, f"Leaving out {domain!r} would give away the experts of {whose}.")
 
 
 def may_have(hub: Hub, token: TokenRecord, bundle: BundleRecord) -> bool:

@@ -129,7 +129,7 @@ async def given_token(request: Request, in_json: bool) -> str:
     body = await short_body(request)
     try:
         given = json.loads(body).get("token") if in_json else parse_qs(body.decode()).get("token", [""])[0]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         given = None
     if not isinstance(given, str):
         raise HTTPException(422, 'Send {"token": "…"} as JSON, or a form with the field token.')

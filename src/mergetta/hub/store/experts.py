@@ -124,7 +124,7 @@ class ExpertStore(AuditStore):
         with reachable(), self.database.write() as connection:
             gone = list(connection.execute(sa.select(experts.c.id).where(*old)).scalars())
             if gone:
-                connection.execute(experts.update().where(*old).values(size=0, sketch=b"", layers=b""))
+                connection.execute(experts.update().where(*old).values(size=0, sketch=b"", layers=b"", moments=b""))
         with reachable():
             for digest in gone:
                 self.blobs.delete(digest)

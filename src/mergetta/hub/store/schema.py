@@ -60,6 +60,7 @@ experts = Table(
     Column("probes", Text),  # the blob that it was tried on last,
     Column("usual", Float),  # at which usual length,
     Column("harm", Float),  # and what harm it did
+    Column("moments", LargeBinary, nullable=False, server_default=""),  # which way its moments lie
     Index("experts_by_state", "family", "state", "created"),
     Index("experts_by_revision", "family", "revision"),
 )

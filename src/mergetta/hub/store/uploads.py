@@ -37,7 +37,7 @@ class UploadStore(FamilyStore, ExpertStore):
             raise MergettaError(f"This expert belongs to the family {expert.family!r}, not {family!r}.")
         check_experts(base.base, [expert], family)
         check_expert(expert)
-        layers = moments_apart(expert.groups, base.base)
+        layers, moments = moments_apart(expert.groups, base.base)
         if rms(layers) > FURTHEST:
             raise MergettaError("This expert's moments are not of this family, or it has diverged.")
         norm, sketch = sketch_of(expert.groups, base.base)
@@ -47,7 +47,7 @@ class UploadStore(FamilyStore, ExpertStore):
         entry = ExpertRecord(
             digest or digest_of(data), family, expert.domain, str(expert.provenance.get("method", "")),
             samples if counted else None, len(data), norm, layers.tobytes(), sketch, PENDING, "", False,
-            token, now, now, 0,
+            token, now, now, 0, moments=moments,
         )  # fmt: skip
         known = self.find_expert(entry.id)
         if known is not None:

@@ -49,7 +49,7 @@ export function draw({ devices, chosen, lines }, { family, refresh }) {
   const notes = [`${count(rows.length)} of ${many(devices.length, "device")}.`];
   if (chosen.length > LINES) notes.push(`The charts show ${LINES} of them; filter to see others.`);
   setText(byId("device-note"), notes.join(" "));
-  drawChart("entropy", lineChart(lines, "entropy", family, "No report yet."));
+  drawChart("entropy", lineChart(lines, "entropy", family, "No device has told of it yet."));
   drawChart("loss", lineChart(lines, "loss", family, "No device has taken a step yet."));
 }
 

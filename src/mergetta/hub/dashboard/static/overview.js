@@ -24,7 +24,7 @@ export function draw({ devices, lines, history }, { family, families, linkTo }) 
   const rows = families.map((each) => ({ ...each, chosen: each.id === family.id }));
   fillTable("families", rows, (each) => each.id, (each) => familyCells(each, linkTo));
   for (const row of byId("families").tBodies[0].rows) row.classList.toggle("chosen", row.key === family.id);
-  drawChart("overview-entropy", lineChart(lines, "entropy", family, "No device has reported yet."));
+  drawChart("overview-entropy", lineChart(lines, "entropy", family, "No device has told of it yet."));
   drawChart("overview-history", steps(history, family));
 }
 
