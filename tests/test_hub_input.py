@@ -49,10 +49,16 @@ class TestBadInput:
         assert answer.status_code in (404, 405, 422)
 
     def test_a_strange_domain_is_only_text(self, pool: Fleet) -> None:
-        strange = "../../<img src=x onerror=alert(1)>\u202e"
+        strange = "../../<img src=x onerror=alert(1)>[/red]"
         pool.upload(honest(8, strange))
         pool.settle()
         assert strange in pool.states()
+
+    def test_invisible_characters_in_a_domain_are_refused(self, pool: Fleet) -> None:
+        content = honest(8, "fog\u202e").to_bytes()
+        answer = pool.call("POST", f"/v1/families/{FAMILY}/experts", content=content)
+        assert answer.status_code == 422
+        assert "invisible characters" in answer.json()["detail"]
 
     def test_reports(self, pool: Fleet) -> None:
         good = {

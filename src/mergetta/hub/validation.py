@@ -39,6 +39,8 @@ def check_text(text: str, what: str, longest: int) -> None:
 
 def check_expert(expert: Expert) -> None:
     check_text(expert.domain, "The name of the domain", 200)
+    if not expert.domain.isprintable():  # it becomes the name of a member, which devices refuse then
+        raise MergettaError("The name of the domain holds invisible characters.")
     check_text(str(expert.provenance.get("method", "")), "The name of the method", 100)
     if max(float(np.abs(expert.groups[name]).max()) for name in learnable(expert.groups)) > LARGEST:
         raise MergettaError(f"This expert has weights above {LARGEST:g}: it has diverged.")
