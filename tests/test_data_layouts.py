@@ -20,6 +20,7 @@ from mergetta.data.cifar_c import CifarC
 from mergetta.data.corruptions import CORRUPTIONS, corrupt
 from mergetta.data.corruptions.planes import blur_matrix, on_planes
 from mergetta.data.imagenet_c import ImagenetC
+from mergetta.data.images import read_image
 from mergetta.data.lazy import Corrupted, ImageFiles, JpegArchive, Subset
 from mergetta.data.sources import open_source
 from mergetta.data.streams import Domain, as_input
@@ -386,3 +387,14 @@ class TestImagenetC:
         seen, growth = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
         assert int(seen) == 3000
         assert float(growth) < 200
+
+
+def test_images_of_16_bits_are_not_clipped(tmp_path: Path) -> None:
+    """Pillow takes every pixel above 255 of such an image for white."""
+    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "deep.png", 1)[..., 0], pixels)
+    np.testing.assert_array_equal(read_image(tmp_path / "deep.png", 3), np.repeat(pixels[..., None], 3, axis=2))
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(MergettaError, match="neither bytes nor 16-bit"):
+        read_image(tmp_path / "float.tiff", 1)

@@ -246,6 +246,13 @@ def test_bundles_that_do_not_fit_together() -> None:
         Bundle({"a": np.zeros(2)}, {"a": np.zeros((1, 2))}, {"a": np.zeros(1)}, frozen=("b",))
 
 
+@pytest.mark.parametrize("name", ["fog\x1b]0;title\x07", "fog\nsnow", "fog\u202e"])
+def test_names_that_a_terminal_would_obey(name: str) -> None:
+    base = {"a": np.zeros(2, np.float32)}
+    with pytest.raises(MergettaError, match="holds control characters"):
+        build_bundle(base, [Expert({"a": np.ones(2, np.float32)}, "", name)])
+
+
 def test_header_without_what_it_needs() -> None:
     data = encode({"group/a": np.zeros(1, np.float32)}, "mergetta.expert", 3, {"family": 3})
     with pytest.raises(MergettaError, match="no valid 'family'"):

@@ -86,6 +86,13 @@ class TestGoverned:
         bundle = adapter.adapter.bundle
         assert all(np.allclose(w, bundle.coefficients[n]) for n, w in adapter.adapter.coefficients.items())
 
+    def test_predictions_that_are_no_numbers_are_the_source_models(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        adapter, (images,) = governed(), domain(0, 1)
+        merged = adapter.adapter.predict
+        monkeypatch.setattr(adapter.adapter, "predict", lambda *batch, **how: np.nan * merged(*batch, **how))
+        np.testing.assert_array_equal(adapter.predict(images), adapter.runtime(images, given=1.0).logits)
+        assert adapter.fallbacks >= 1 and adapter.status().phase == SETTLED
+
     def test_worse_than_the_merge_is_undone(self) -> None:
         """Coefficients ruined on purpose do not survive settling."""
         adapter = governed(max_steps=2)

@@ -242,3 +242,4 @@ def test_large_images_are_never_normalised_together(size: int, own: bool) -> Non
     assert (0.0 in runtime.given) == own  # a pass by the images' own statistics
     assert (adapter.refinement.steps > 0) == own  # no duel, no steps
     assert adapter.refinement.over != own and adapter.refining == own
+    assert own or adapter.visit.count >= 2000  # and it did not forget the domain for steps that it does not take

@@ -11,6 +11,7 @@ from mergetta import build_bundle
 from mergetta.adapters.base import SETTLED
 from mergetta.adapters.forward_only.candidates import SOURCE
 from mergetta.adapters.forward_only.race_merge import RaceMerge
+from mergetta.streams.shift import distance
 from tests.confidence import Confidence, assert_same_state, expert, race_merge
 
 
@@ -157,6 +158,17 @@ class TestHome:
         adapter.predict(1.001 * evenly)
         assert adapter.resting and adapter.home
 
+    def test_it_does_not_go_in_and_out_at_the_threshold(self, evenly: np.ndarray) -> None:
+        adapter = self.at_home(evenly, held=len(evenly), memory=len(evenly), shift=10.0)
+        adapter.predict(evenly)
+        assert adapter.home
+        for factor, home in ((1.1, True), (1.5, False)):  # of pixels: between once and twice the distance, and beyond
+            signature = np.asarray(adapter.runtime(factor * evenly).signature)
+            far = distance(signature, adapter.runtime.signature)
+            adapter.settings = replace(adapter.settings, home=far / 1.5 if home else far / 3)
+            adapter.predict(factor * evenly)
+            assert adapter.home == home
+
     def test_at_rest_it_still_learns_where_the_stream_is(self, evenly: np.ndarray) -> None:
         """A domain that is too near to be a shift is no home for all that."""
         adapter = self.at_home(evenly, held=len(evenly), rest=2 * len(evenly), home=1e-4, wake=10.0, shift=10.0)
@@ -174,3 +186,15 @@ class TestHome:
         again.load_state_dict(adapter.state_dict())
         assert again.home
         assert_same_state(again.state_dict(), adapter.state_dict())
+
+
+def test_a_stream_that_never_looks_mixed_opens_few_graphs(evenly: np.ndarray) -> None:
+    """Every other first mixture is another graph to fold: it is made anew when twice as many images are known."""
+    near = np.stack([np.zeros(1), np.ones(1)])
+    adapter = race_merge(Confidence(), [expert(2.0, near), expert(0.5, near + 1)])
+    seen = []
+    for frame in np.repeat(evenly[:1], 300, axis=0):
+        adapter.predict(frame[None])
+        seen.append(adapter.race)
+    assert not adapter.race.begun
+    assert len({id(race) for race in seen}) == 9  # 1, 2, 4, …, 256
