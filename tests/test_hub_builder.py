@@ -145,6 +145,14 @@ class TestWeights:
 
 
 class TestApproval:
+    def test_who_has_set_no_probe_images_is_told_once(self, shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+        for number in range(2):
+            shop.upload(honest(number))
+            shop.build()
+        assert [record.message for record in caplog.records].count(
+            f"{FAMILY} has no probe images, so colluding experts may pass: mergetta hub probe"
+        ) == 1
+
     def test_uploads_wait_for_their_token(self, shop: Workshop) -> None:
         _, known = shop.store.create_token("known", "contribute", approved=True)
         _, new = shop.store.create_token("new", "contribute")
