@@ -43,9 +43,9 @@ class RaceSettings:
     """Images of the stream that every candidate is shown, and that a shift is told by, at least."""
     mixed: float = 0.5
     """How mixed their classes must look."""
-    source_mixed: float = 0.15
+    source_mixed: float = 0.25
     """Or how mixed to the source model, which no expert can mislead. Sorted images look up to 0.33 so to it, 0.09 in
-    the middle (fashion-vit at severity 4, where 0.08 does harm to sorted streams and 0.25 gains less on all)."""
+    the middle (fashion-vit at severity 4, where 0.15 does harm to sorted streams and 0.35 gains less on mixed ones)."""
     finals: int = 2
     """How often the best six are compared again, on other images: 64 tell candidates apart that are far apart."""
     memory: float = 2000.0
