@@ -87,13 +87,11 @@ class Refinement:
       gradients in the logits are exact.
     - **Step**: Adam on Jᵀ ∂loss/∂logits, and a pull back to the mixture.
     - **Duel**: after 24 steps the point rests, and meets the best one so far on 8 sets of images, each with the batch's
-      own statistics. The score is that of the race, information. Who loses is left: steps that please a loss need not
-      be right.
+      own statistics. The score is that of the race, information: steps that please a loss need not be right.
 
     Moments belong to a point: with every step those of before fade, and who goes back to a point gets its own back.
 
-    That is 1 to 2 more forward passes for each of these images, for at most 212 sets of 64; after the warm-up every
-    eighth set is perturbed.
+    That is 1 to 2 more forward passes for each of these images, for at most 212 sets of 64.
 
     References
     ----------
@@ -149,10 +147,8 @@ class Refinement:
         alone: Forward | None,
         moments: DomainMoments | None = None,
     ) -> None:
-        """Take in images of the stream with what was predicted for them, until there are 64 for a step.
-
-        `forward` normalises as the stream does (with `moments`), `alone` with the statistics of the images themselves:
-        without it there is no duel, and so no step.
+        """Take in images of the stream with what was predicted for them, until there are 64 for a step. `forward`
+        normalises as the stream does (with `moments`), `alone` with their own statistics: without it no step is taken.
         """
         if alone is None:
             self.duel.lost = self.settings.failures
