@@ -23,7 +23,9 @@ class Fleet:
     """A hub in this process, and one token per role."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.app = create_app(HubSettings.in_folder(folder, **{"build_every": 0.05, "open": True, **options}))
+        self.app = create_app(
+            HubSettings.in_folder(folder, **{"build_every": 0.05, "open": True, "probe": False, **options})
+        )
         self.client = TestClient(self.app, raise_server_exceptions=False)
         self.store = self.app.state.hub.store
         self.secrets = {role: self.store.create_token(role, role)[0] for role in ("contribute", "consume", "admin")}

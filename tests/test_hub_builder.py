@@ -29,7 +29,7 @@ class Workshop:
     """A store and a builder that builds when told."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.settings = HubSettings.in_folder(folder, **options)
+        self.settings = HubSettings.in_folder(folder, **{"probe": False, **options})
         self.store = Store(self.settings.database, self.settings.blobs, merge_all=self.settings.open)
         self.builder = Builder(self.store, self.settings)
         self.store.put_family(family_file().to_bytes(), FAMILY)
@@ -145,13 +145,26 @@ class TestWeights:
 
 
 class TestApproval:
-    def test_who_has_set_no_probe_images_is_told_once(self, shop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    def test_experts_wait_for_probe_images(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """Told once. What a person accepts does not wait."""
+        shop = Workshop(tmp_path, probe=True)
         for number in range(2):
             shop.upload(honest(number))
             shop.build()
         assert [record.message for record in caplog.records].count(
-            f"{FAMILY} has no probe images, so colluding experts may pass: mergetta hub probe"
+            f"{FAMILY} has no probe images, so its experts wait: mergetta hub probe"
         ) == 1
+        assert shop.store.counts(FAMILY) == {PENDING: 2} and shop.store.current(FAMILY, Variant()) is None
+        shop.store.decide(shop.upload(honest(2)), ACTIVE, "", "admin")
+        shop.build()
+        assert shop.store.counts(FAMILY) == {PENDING: 2, ACTIVE: 1} and shop.bundle().settings["contributors"] == 1
+
+    @pytest.mark.parametrize("options", [{"open": True}, {"screen": False}, {"probe": False}])
+    def test_who_need_not_wait(self, tmp_path: Path, options: dict[str, bool]) -> None:
+        shop = Workshop(tmp_path, **{"probe": True, **options})
+        shop.upload(honest(0))
+        shop.build()
+        assert shop.store.counts(FAMILY) == {ACTIVE: 1}
 
     def test_uploads_wait_for_their_token(self, shop: Workshop) -> None:
         _, known = shop.store.create_token("known", "contribute", approved=True)

@@ -69,7 +69,14 @@ class Serving:
         self.start()
 
     def start(self) -> None:
-        command = [str(Path(sys.executable).with_name("mergetta")), "hub", "serve", "--folder", str(self.folder)]
+        command = [
+            str(Path(sys.executable).with_name("mergetta")),
+            "hub",
+            "serve",
+            "--no-probe",
+            "--folder",
+            str(self.folder),
+        ]
         self.process = subprocess.Popen(
             [*command, "--port", str(self.port), *self.options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -184,7 +191,7 @@ def servers(tmp_path: Path) -> Iterator[tuple[Postgres, S3]]:
 
 
 def test_servers_that_go_away_and_come_back(servers: tuple[Postgres, S3]) -> None:
-    app = create_app(HubSettings(database=servers[0].url, blobs=servers[1].url, build_every=0.05))
+    app = create_app(HubSettings(database=servers[0].url, blobs=servers[1].url, build_every=0.05, probe=False))
     secret, _ = app.state.hub.store.create_token("t", "admin")
     headers = {"Authorization": f"Bearer {secret}"}
     path = f"/v1/families/{FAMILY}/experts"
@@ -216,7 +223,7 @@ def test_servers_that_go_away_and_come_back(servers: tuple[Postgres, S3]) -> Non
 
 
 def test_two_hubs_share_postgres_and_s3(servers: tuple[Postgres, S3]) -> None:
-    shared = HubSettings(database=servers[0].url, blobs=servers[1].url, build_every=0.05)
+    shared = HubSettings(database=servers[0].url, blobs=servers[1].url, build_every=0.05, probe=False)
     first, second = create_app(shared), create_app(shared)
     secret, _ = first.state.hub.store.create_token("t", "admin")
     headers = {"Authorization": f"Bearer {secret}"}

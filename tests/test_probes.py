@@ -20,7 +20,7 @@ from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, ExpertRecord
 from mergetta.hub.store import Store, upkeep
 from mergetta.runtimes.base import Classifier, Output
 
-from .fleet import Fleet
+from .fleet import BUNDLE, Fleet
 from .hub_parts import BASE, FAMILY, SHARED, SIZES, expert_of, family_file, honest, task_vector
 from .test_cli import mergetta
 from .test_hub_builder import Workshop
@@ -264,6 +264,25 @@ def test_only_administrators_are_told(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "probes" not in family
 
 
+def test_who_waits_for_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "opened", lambda model: Tiny())
+    fleet = Fleet(tmp_path, open=False, probe=True)
+    fleet.secrets["contribute"], _ = fleet.store.create_token("approved", "contribute", approved=True)
+    fleet.store.put_family(family_file().to_bytes(), FAMILY)
+    with fleet.client:
+        first = fleet.upload(honest(0))
+        assert first["state"] == "pending" and first["reason"] == "waits for probe images: mergetta hub probe"
+        fleet.settle()
+        assert fleet.call("GET", f"/v1/families/{FAMILY}", "consume").json()["lacks_probes"]
+        for path in (BUNDLE, f"/v1/families/{FAMILY}/current", f"{BUNDLE}/summary"):
+            answer = fleet.call("GET", path, "consume")
+            assert answer.status_code == 404 and "wait for probe images" in answer.json()["detail"]
+        fleet.store.put_probes(FAMILY, FILE.to_bytes())
+        fleet.settle()
+        assert not fleet.call("GET", f"/v1/families/{FAMILY}", "consume").json()["lacks_probes"]
+        assert fleet.states() == {"domain-0": "active"}
+
+
 class TestFile:
     def test_round_trip(self) -> None:
         again = ProbeFile.from_bytes(FILE.to_bytes())
@@ -284,14 +303,15 @@ class TestFile:
 
 def test_command(tmp_path: Path) -> None:
     """With a model that `mergetta export` has written: its base is compared with the registered one."""
+    from mergetta.cli.adapt import described
+    from mergetta.models.family import load_family
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
+    from mergetta.runtimes.torch_runtime import TorchRuntime
 
     made = mergetta("export", "--family", "fashion-bn", "--out", str(tmp_path / "model.onnx"))
     assert made.returncode == 0, made.stderr
-    shop = Workshop(tmp_path / "hub")
+    shop = Workshop(tmp_path / "hub", probe=True)
     command = ("hub", "probe", "fashion", "--model", str(tmp_path / "model.onnx"), "--folder", str(tmp_path / "hub"))
-    result = mergetta(*command)
-    assert result.returncode == 2 and "does not know the family" in result.stderr
     runtime = OnnxRuntime(tmp_path / "model.onnx")
     file = FamilyFile.of_runtime(runtime)
     name = next(iter(file.base))
@@ -300,8 +320,15 @@ def test_command(tmp_path: Path) -> None:
     result = mergetta(*command)
     assert result.returncode == 2 and "another source model" in result.stderr
     shop.store.delete_family(runtime.family)
-    shop.store.put_family(file.to_bytes(), runtime.family)
     result = mergetta(*command, "--count", "8")
+    assert f"{runtime.family} is registered" in result.stdout, result.stderr
+    source = load_family("fashion-bn")
+    trained = described(source, TorchRuntime(source))
+    registered = shop.store.family_file(runtime.family)
+    registered.check_base(trained.base)
+    assert (registered.frozen, registered.blocks) == (trained.frozen, trained.blocks)
+    result = mergetta(*command, "--count", "8")
+    assert "is registered" not in result.stdout
     assert result.returncode == 0 and "16 views of 8 images" in result.stdout, result.stderr
     vectors = {n: file.base[n] + np.float32(0.01) for n in file.base if n.endswith(("weight", "bias"))}
     moved = Expert({**file.base, **vectors}, runtime.family, "fog", None, provenance={"method": "roid"})
@@ -311,4 +338,7 @@ def test_command(tmp_path: Path) -> None:
     assert expert.harm is not None and expert.probes == shop.store.family(runtime.family).probes
     result = mergetta("hub", "probe", "--remove", runtime.family, "--folder", str(tmp_path / "hub"))
     assert result.returncode == 0 and shop.store.family(runtime.family).probes == ""
+    shop.upload(replace(moved, domain="snow"))
+    shop.build()
+    assert shop.store.counts(runtime.family) == {ACTIVE: 1, PENDING: 1}
     assert mergetta("hub", "probe", "--folder", str(tmp_path / "hub")).returncode == 2

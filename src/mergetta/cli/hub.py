@@ -44,8 +44,11 @@ def serve(
     max_upload: Annotated[int, typer.Option(min=1024, help="Most bytes of one request.")] = 64 * 2**20,
     public: Annotated[bool, typer.Option("--public", help="Bundles need no token: a CDN may cache them.")] = False,
     screen: Annotated[bool, typer.Option(help="Quarantine experts that are unlike all others.")] = True,
+    probe: Annotated[
+        bool, typer.Option(help="Merge experts of a family only once it has images to try them on.")
+    ] = True,
     open: Annotated[
-        bool, typer.Option("--open", help="For a lab: merge uploads of tokens that nobody has approved.")
+        bool, typer.Option("--open", help="For a lab: merge uploads untried, of tokens that nobody has approved too.")
     ] = False,
     bundle_days: Annotated[
         float | None, typer.Option(min=1, help="Devices refuse a bundle that is older (default: never).")
@@ -67,8 +70,8 @@ def serve(
     check_files(signing_key, certificate, certificate_key)
     check_port(host, port)
     settings = settings_of(
-        folder, database, blobs, recipe=recipe, max_upload=max_upload, public=public, screen=screen, open=open,
-        bundle_days=bundle_days, signing_key=str(signing_key) if signing_key else None,
+        folder, database, blobs, recipe=recipe, max_upload=max_upload, public=public, screen=screen, probe=probe,
+        open=open, bundle_days=bundle_days, signing_key=str(signing_key) if signing_key else None,
     )  # fmt: skip
     greet_first_administrator(settings)
     settings.to_environment()
@@ -172,6 +175,8 @@ def probe(
 ) -> None:
     """Try every expert on clean images, here or by a running hub: what ruins predictions on them is quarantined.
 
+    Registers the model's family if the hub does not know it. Until there are images, experts wait.
+
     Example: `mergetta hub probe photos/ --model model.onnx`
     """
     from mergetta.errors import MergettaError
@@ -179,20 +184,27 @@ def probe(
     store = opened(folder, database, blobs)
     if remove is not None:
         store.put_probes(remove, None)
-        typer.echo(f"experts of {remove} are tried on no images any more")
+        typer.echo(f"experts of {remove} are tried on no images any more; new ones wait until there are some")
         return
     if images is None or model is None:
         raise MergettaError("Give images and --model, or --remove FAMILY.")
     from mergetta.data.images import load_images
+    from mergetta.family_file import FamilyFile
     from mergetta.files import read_bytes
     from mergetta.hub.probes import ProbeFile, Probes
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
     content, runtime = read_bytes(model), OnnxRuntime(model)
-    store.family_file(runtime.family).check_base(runtime.groups)
+    known = runtime.family in {each.id for each in store.families()}
+    if known:
+        store.family_file(runtime.family).check_base(runtime.groups)
     loaded = load_images(images, runtime.metadata["channels"], runtime.metadata["size"])
     file = ProbeFile.of_images(content, loaded[:: max(1, len(loaded) // count)][:count])
     own = Probes(file, runtime=runtime).own
+    if not known:
+        size = {key: runtime.metadata[key] for key in ("channels", "size")}
+        store.put_family(FamilyFile.of_runtime(runtime, model.name, size).to_bytes(), runtime.family)
+        typer.echo(f"{runtime.family} is registered")
     store.put_probes(runtime.family, file.to_bytes())
     views = f"{len(file.views)} views of {min(count, len(loaded))} images"
     typer.echo(f"experts of {runtime.family} are tried on {views}, where the source model's own loss is {own:.3g}")

@@ -125,8 +125,8 @@ class Builder:
 
     def _sweep(self, family: FamilyRecord) -> None:
         """At the start and once an hour: what is kept no longer, and whether the current bundle is as it should be."""
-        if family.id not in self._swept and self.settings.screen and not family.probes:
-            log.warning("%s has no probe images, so colluding experts may pass: mergetta hub probe", family.id)
+        if family.id not in self._swept and self.settings.wants_probes and not family.probes:
+            log.warning("%s has no probe images, so its experts wait: mergetta hub probe", family.id)
         self.store.forget_variants(family.id)
         self.store.forget_retired(family.id)
         self.store.forget_devices(family.id)

@@ -32,7 +32,11 @@ def judge_newcomers(
     probes: Probes | None = None,
     keep_on: Callable[[], object] = lambda: None,
 ) -> None:
-    """Look at newcomers; in pools that are not large, at everybody again. Who is not approved waits."""
+    """Look at newcomers; in pools that are not large, at everybody again. Who is not approved waits, and so do all
+    while there are no probes in a hub that wants them.
+    """
+    if probes is None and settings.wants_probes:
+        return
     waiting = set() if settings.open else store.unapproved()
     counts = store.counts(family.id, approved=not settings.open)
     whole = sum(counts.values()) - counts.get(RETIRED, 0) <= RESCREEN

@@ -61,6 +61,8 @@ class HubSettings(BaseModel):
     public: bool = False
     """Whether anybody may have the bundles of the whole pool, and caches may keep them."""
     screen: bool = True
+    probe: bool = True
+    """Whether newcomers wait until their family has images to try them on. Not in a hub that is open."""
     build_every: Annotated[float, Field(gt=0)] = 1.0
     """Seconds between two looks for new experts."""
     pool_memory: int = 2 * 2**30
@@ -73,6 +75,10 @@ class HubSettings(BaseModel):
     register families, and any domain can be left out of a bundle."""
     bundle_days: Annotated[float, Field(ge=1)] | None = None
     """How long devices take a bundle after it was made; None for ever."""
+
+    @property
+    def wants_probes(self) -> bool:
+        return self.screen and self.probe and not self.open
 
     @classmethod
     def in_folder(cls, folder: Path, **others: object) -> HubSettings:

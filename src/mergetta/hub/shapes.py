@@ -54,6 +54,8 @@ class FamilyShape(BaseModel):
     created: float
     experts: dict[str, int]
     bundle: str | None
+    lacks_probes: bool
+    """Its experts wait until there are images to try them on: `mergetta hub probe`."""
     up_to_date: bool
     waiting_since: float | None
     """When the first expert came, or changed, that no bundle has taken in yet; long ago if builds fail."""

@@ -101,6 +101,10 @@ class Hub:
             self.builder.wake()
             raise Unavailable("The content of this bundle is lost: it is being built again.") from error
 
+    def lacks_probes(self, family: str) -> bool:
+        """Whether newcomers of a family wait for images to be tried on."""
+        return self.settings.wants_probes and not self.store.family(family).probes
+
     def pointer(self, served: Served) -> Pointer:
         """Made, and signed, once for each bundle that is served."""
         if served.pointer is None:

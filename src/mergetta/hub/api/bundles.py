@@ -102,6 +102,11 @@ def variant_for(token: TokenRecord | None, exclude: Sequence[str] | None, exclud
     return Variant.of(exclude or (), token.id if token and exclude_own else None)
 
 
+def nothing_merged(hub: Hub, family: str) -> HTTPException:
+    why = ": they wait for probe images (mergetta hub probe)" if hub.lacks_probes(family) else ""
+    return HTTPException(404, f"The family {family!r} has no experts to merge yet{why}.")
+
+
 def being_built() -> Response:
     return Response('{"detail": "This variant is being built."}', 202, {"Retry-After": "1"}, "application/json")
 
@@ -129,7 +134,7 @@ def find_bundle(hub: Hub, family: str, variant: Variant, token: TokenRecord | No
         hub.store.family(family)
         if ordered:
             return None
-        raise HTTPException(404, f"The family {family!r} has no experts to merge yet.")
+        raise nothing_merged(hub, family)
     return served
 
 
@@ -163,7 +168,7 @@ def get_bundle_summary(family: FamilyName, hub: TheHub, token: Anyone) -> Bundle
     hub.store.family(family)
     current = hub.store.current(family, Variant())
     if current is None:
-        raise HTTPException(404, f"The family {family!r} has no experts to merge yet.")
+        raise nothing_merged(hub, family)
     return bundle_shape(current, token)
 
 

@@ -43,6 +43,7 @@ def expert_shapes(hub: Hub, token: TokenRecord, experts: Sequence[ExpertRecord])
     names = hub.store.token_names({each.token for each in experts}) if admin else {}
     unlooked = not hub.settings.open and any(each.state == PENDING for each in experts)
     unapproved = hub.store.unapproved() if unlooked else set()
+    unprobed = {family for family in {each.family for each in experts if unlooked} if hub.lacks_probes(family)}
     shapes = []
     for each in experts:
         known = each if admin or each.token == token.id else replace(each, token="")
@@ -50,6 +51,8 @@ def expert_shapes(hub: Hub, token: TokenRecord, experts: Sequence[ExpertRecord])
         told = {**vars(known), "uploader": names.get(each.token, ""), "waits": waits}
         if waits:
             told["reason"] = f"waits for an administrator: mergetta hub token approve {known.token}".strip()
+        elif each.state == PENDING and each.family in unprobed:
+            told["reason"] = "waits for probe images: mergetta hub probe"
         elif not admin and each.state == QUARANTINED and not each.decided:
             told["reason"] = "it is unlike the others"
         shapes.append(ExpertShape(**told if admin else {**told, "norm": None}))

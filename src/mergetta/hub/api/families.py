@@ -31,6 +31,7 @@ def family_shape(hub: Hub, family: FamilyRecord) -> FamilyShape:
         **{name: getattr(family, name) for name in ("id", "note", "preprocessing", "groups", "parameters", "created")},
         experts=hub.store.counts(family.id),
         bundle=current.id if current else None,
+        lacks_probes=hub.lacks_probes(family.id),
         up_to_date=family.built >= family.generation,
         waiting_since=hub.store.waiting_since(family),
     )
