@@ -53,7 +53,7 @@ class RunningHub:
         return Store(self.settings.database, self.settings.blobs)
 
     def start(self) -> None:
-        command = [str(Path(sys.executable).parent / "mergetta"), "hub", "serve", "--port", str(self.port)]
+        command = [str(Path(sys.executable).parent / "mergetta"), "hub", "serve", "--no-probe", "--port", str(self.port)]
         places = ["--database", self.settings.database, "--blobs", self.settings.blobs]
         self.process = subprocess.Popen([*command, *places], stdout=subprocess.DEVNULL)
         for _ in range(2400):  # two minutes: the machine may be busy
@@ -219,7 +219,7 @@ def polls(tokens: str = "20000", seconds: str = "20") -> None:
     runtime = TorchRuntime(load_family("fashion-bn"))
     family = runtime.family
     with tempfile.TemporaryDirectory() as name:
-        settings = HubSettings.in_folder(Path(name))
+        settings = HubSettings.in_folder(Path(name), probe=False)
         store = Store(settings.database, settings.blobs)
         with store.database.write() as connection:  # one transaction for all of them
             store.database.write = lambda: contextlib.nullcontext(connection)  # type: ignore[method-assign]
@@ -327,7 +327,7 @@ def scale(most: str = "10000", tokens: str = "100") -> None:
         return f"token-{number % int(tokens)}"
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = HubSettings.in_folder(Path(folder))
+        settings = HubSettings.in_folder(Path(folder), probe=False)
         store = Store(settings.database, settings.blobs, limits=Limits(experts_per_token=10**6))
         store.put_family(FamilyFile("vit", base).to_bytes(), "vit")
         file = store.family_file("vit")

@@ -563,8 +563,23 @@ def test_consumers_see_no_uploads(page: Any, running: Running) -> None:
 
 
 @needs_browser
-def test_uploads_of_new_tokens_wait_for_approval(page: Any, tmp_path: Path) -> None:
+def test_experts_wait_for_images_to_be_tried_on(page: Any, tmp_path: Path) -> None:
     hub = serve(tmp_path, open=False)
+    hub.store.put_family(family_file().to_bytes(), FAMILY)
+    token = hub.store.create_token("approved", "contribute", approved=True)[1].id
+    hub.store.add_expert(FAMILY, expert_bytes(family_file(), "fog", 0), token)
+    enter(page, hub, section="overview", refresh=0.5)
+    page.wait_for_selector("#tiles:has-text('1 waiting for probe images')")
+    page.wait_for_selector("#attention:has-text('mergetta hub probe')")
+    page.click("nav a[data-section=experts]")
+    page.wait_for_selector("#expert-table:has-text('waits for probe images')")
+    assert not page.complaints
+    hub.stop()
+
+
+@needs_browser
+def test_uploads_of_new_tokens_wait_for_approval(page: Any, tmp_path: Path) -> None:
+    hub = serve(tmp_path, open=False, probe=False)
     hub.store.put_family(family_file().to_bytes(), FAMILY)
     token = hub.store.find_token(hub.tokens["contribute"]).id
     hub.store.add_expert(FAMILY, expert_bytes(family_file(), "fog", 0), token)
