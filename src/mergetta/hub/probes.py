@@ -47,8 +47,9 @@ contributor counts less. (Honest experts of one domain, severity 4: on `fashion-
 loss, on `fashion-vit` 1.5 to 6.4; crafted ones 3.3 to 22 and 8.3 to 16. Ordinary ones have 1.5 and 2.6.)"""
 HALVED = 1 / 16
 """What a contributor counts is halved as often as the logarithm of its loss is above that by so much."""
-ORDINARY = 3
-"""An ordinary contributor: a third of all do no more harm. Two thirds would have to collude to move that upwards."""
+ORDINARY = 4
+"""An ordinary contributor: a quarter of all do no more harm. Three quarters would have to collude to move that upwards.
+(The same limits for honest experts of 15 domains as with a third, and lower ones where half collude.)"""
 SAME = 1.2
 """What was measured with another usual length holds while that has changed by no more than this factor."""
 WORST = 99.0
