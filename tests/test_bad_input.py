@@ -65,7 +65,6 @@ BAD_INPUT = {
     "run --model text.txt --bundle b.safetensors --images x.npz": "text.txt is damaged, or not an ONNX model",
     "run --model m.onnx --bundle a.png --images x.npz": "it is a PNG image",
     "run --model m.onnx --bundle e.safetensors --images x.npz": "is a 'mergetta.expert' file",
-    "run --model m.onnx --bundle b.safetensors --images a.png": "a.png is not an npz file: it is a PNG image",
     f"{RUN} --state a.png": "it is a PNG image",
     f"{EVALUATE} --images x.npz": "x.npz has no array named 'labels' or 'y'",
     f"{EVALUATE} --images photos --labels text.txt": "must be a CSV file with the columns",

@@ -30,6 +30,14 @@ class TestStream:
         assert items[0].image.shape == (28, 28, 1)
         assert items[1].problem.endswith("b.jpg: cannot identify image file of 10 bytes.")
 
+    def test_one_image(self, tmp_path: Path) -> None:
+        for name in ("a.png", "b.png"):
+            Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / name)
+        (item,) = open_stream(str(tmp_path / "b.png"), GREY)
+        assert item.name == "b.png" and item.image is not None
+        with pytest.raises(MergettaError, match=r"Cannot read .*c.png: No such file"):
+            open_stream(str(tmp_path / "c.png"), GREY)
+
     def test_what_is_done_is_known_by_name_and_content(self, tmp_path: Path) -> None:
         for name in ("b.png", "c.png"):
             Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / name)

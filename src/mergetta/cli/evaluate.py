@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from mergetta.cli.options import Checkpoint, DeviceModel, MaybeFamily, Method, device_runtime
+from mergetta.cli.options import Checkpoint, DeviceModel, MaybeFamily, Method, Threads, device_runtime
 from mergetta.cli.run import Head, MethodOption, Mirror, Runs, parse_option
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def command(
     mirror: Mirror = False,
     runs: Runs = True,
     head: Head = True,
+    threads: Threads = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the tables to this page.")] = None,
 ) -> None:
@@ -67,7 +68,7 @@ def command(
     from mergetta.device.methods import create
     from mergetta.files import write_atomically
 
-    runtime = device_runtime(model, family, checkpoint)
+    runtime = device_runtime(model, family, checkpoint, threads)
     known = runtime.metadata
     domain = load_labelled(images, labels, known["channels"], known["size"], known["classes"])
     options = dict(parse_option(text) for text in option or ())

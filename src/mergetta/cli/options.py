@@ -29,7 +29,12 @@ Method = Annotated[str, typer.Option(help="race-merge (ours), or zo-merge (the p
 DeviceModel = Annotated[Path | None, typer.Option(help="The ONNX file that `mergetta export` wrote.")]
 
 
-def device_runtime(model: Path | None, family: str | None, checkpoint: Path | None) -> OnnxRuntime:
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")]
+
+
+def device_runtime(
+    model: Path | None, family: str | None, checkpoint: Path | None, threads: int | None = None
+) -> OnnxRuntime:
     """What a device runs: an exported file, or a family exported on the spot."""
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
@@ -38,8 +43,8 @@ def device_runtime(model: Path | None, family: str | None, checkpoint: Path | No
     if model is not None:
         if checkpoint is not None:
             raise MergettaError("An exported model has its weights: leave out --checkpoint.")
-        return OnnxRuntime(model)
+        return OnnxRuntime(model, threads)
     from mergetta.models.family import load_family
     from mergetta.runtimes.export import to_onnx
 
-    return OnnxRuntime(to_onnx(load_family(str(family), checkpoint)).SerializeToString())
+    return OnnxRuntime(to_onnx(load_family(str(family), checkpoint)).SerializeToString(), threads)

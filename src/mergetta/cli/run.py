@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from mergetta.cli.options import Method
+from mergetta.cli.options import Method, Threads
 
 if TYPE_CHECKING:
     from mergetta.device.agent import Agent, Summary
@@ -94,7 +94,7 @@ def command(
     max_wait: MaxWait = None,
     resize: Annotated[bool, typer.Option(help="Make images of another size fit, or refuse them.")] = True,
     frame: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of raw frames (default: the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads (default: ONNX Runtime's choice).")] = None,
+    threads: Threads = None,
     token: Token = None,
     verify_key: VerifyKey = None,
     ca: Authorities = None,

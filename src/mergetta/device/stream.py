@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mergetta.data.images import as_array, image_files, load_npz, open_image, resized
+from mergetta.data.images import SUFFIXES, as_array, image_files, load_npz, open_image, resized
 from mergetta.errors import MergettaError
 from mergetta.files import read_bytes
 
@@ -87,6 +87,8 @@ def open_stream(
     path = Path(source)
     if path.is_dir():
         return folder(path, image_files(path), shape, done())
+    if path.suffix.lower() in SUFFIXES and path.is_file():
+        return folder(path.parent, [path], shape, done())
     if path.suffix.lower() in VIDEOS:
         from mergetta.device.video import recorded
 
