@@ -53,7 +53,14 @@ class RunningHub:
         return Store(self.settings.database, self.settings.blobs)
 
     def start(self) -> None:
-        command = [str(Path(sys.executable).parent / "mergetta"), "hub", "serve", "--no-probe", "--port", str(self.port)]
+        command = [
+            str(Path(sys.executable).parent / "mergetta"),
+            "hub",
+            "serve",
+            "--no-probe",
+            "--port",
+            str(self.port),
+        ]
         places = ["--database", self.settings.database, "--blobs", self.settings.blobs]
         self.process = subprocess.Popen([*command, *places], stdout=subprocess.DEVNULL)
         for _ in range(2400):  # two minutes: the machine may be busy

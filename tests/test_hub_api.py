@@ -162,13 +162,10 @@ class TestScreening:
         assert fleet.states()["huge"] == "quarantined"
         assert_same_merge(fleet.bundle(), [honest(seed) for seed in range(9)])
 
-    def test_a_yardstick_of_zeros(self, fleet: Fleet) -> None:
+    def test_what_has_learnt_nothing_is_refused(self, fleet: Fleet) -> None:
         fleet.register()
-        for seed in range(6):
-            fleet.upload(expert_of(0 * task_vector(seed), f"zero-{seed}"))
-        fleet.upload(honest(1))
-        fleet.settle()
-        assert fleet.call("GET", BUNDLE).status_code == 200
+        answer = fleet.call("POST", EXPERTS, "contribute", content=expert_of(0 * task_vector(0)).to_bytes())
+        assert answer.status_code == 422 and "has learnt nothing" in answer.json()["detail"]
 
     def test_it_can_be_switched_off(self, tmp_path: Path) -> None:
         fleet = Fleet(tmp_path, screen=False)

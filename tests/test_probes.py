@@ -12,12 +12,27 @@ import pytest
 from mergetta import Expert, MergettaError
 from mergetta.family_file import FamilyFile
 from mergetta.groups import check_groups
+from mergetta.hub import newcomers
 from mergetta.hub import probes as module
-from mergetta.hub.influence import LEAST
+from mergetta.hub.influence import LEAST, usual_length
 from mergetta.hub.newcomers import judge_newcomers, weights_of
-from mergetta.hub.probes import ALONE, DOUBT, DOUBTFUL, ORDINARY, RUIN, WORSE, ProbeFile, Probes, doubts, harmful
+from mergetta.hub.probes import (
+    ALONE,
+    DOUBT,
+    DOUBTFUL,
+    ORDINARY,
+    RUIN,
+    WORSE,
+    ProbeFile,
+    Probes,
+    different,
+    doubts,
+    harmful,
+)
 from mergetta.hub.records import ACTIVE, PENDING, QUARANTINED, ExpertRecord
 from mergetta.hub.store import Store, upkeep
+from mergetta.hub.store.schema import experts
+from mergetta.hub.store.storage import Unavailable
 from mergetta.runtimes.base import Classifier, Output
 
 from .fleet import BUNDLE, Fleet
@@ -94,7 +109,7 @@ class TestHarm:
 
     def test_no_numbers_are_harm(self, monkeypatch: pytest.MonkeyPatch) -> None:
         probes = Probes(FILE, runtime=Tiny())
-        monkeypatch.setattr(probes, "losses", lambda groups, given: np.full(2, 1.0 if given else math.nan))
+        monkeypatch.setattr(probes, "losses", lambda groups, given, _: np.full(2, 1.0 if given else math.nan))
         assert probes.harm(honest(0).groups, 1.0) == module.WORST
 
     def test_moments_that_ruin_predictions_are_harm(self) -> None:
@@ -126,7 +141,7 @@ class TestHarm:
         more = [entry(f"x{i}", DOUBTFUL * ordinary + above) for i, above in enumerate((-0.01, 0.05, 0.1, 0.3))]
         assert doubts(good, [*good, *more]) == {"x1": 0.5, "x2": 0.25, "x3": LEAST}
 
-    def test_less_than_two_thirds_cannot_move_the_limit(self) -> None:
+    def test_less_than_three_quarters_cannot_move_the_limit(self) -> None:
         """Nor does one contributor by sending more."""
         bad = [entry(f"e{i}", WORSE * math.log(1.5) + 0.1) for i in range(20)]
         good = [entry(f"t{i}", math.log(1.5)) for i in range(14)]
@@ -223,6 +238,79 @@ class TestHub:
         shop.build()
         assert shop.bundle().settings["experts"] == 5
 
+    def test_who_cannot_be_tried_waits(self, shop: Workshop) -> None:
+        """Until the very same is sent again."""
+        shop.store.put_probes(FAMILY, FILE.to_bytes())
+        evil = crafted(0)
+        lost = shop.upload(evil, "evil")
+        shop.lose(lost, "missing")
+        shop.build()
+        assert shop.store.expert(lost).state == PENDING
+        shop.upload(evil, "evil")
+        shop.build()
+        assert shop.store.expert(lost).state == QUARANTINED
+
+    def test_nobody_in_a_large_pool_is_merged_untried(
+        self, shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(newcomers, "RESCREEN", 10)
+        waiting = Workshop(tmp_path / "waiting", probe=True)
+        for seed in range(12):
+            waiting.upload(crafted(seed), f"evil-{seed % 3}")
+        waiting.build()
+        waiting.store.put_probes(FAMILY, FILE.to_bytes())
+        waiting.build()
+        assert all(e.harm is not None for e in waiting.store.experts(FAMILY))
+        assert waiting.store.counts(FAMILY)[QUARANTINED] > 0
+
+    def test_experts_of_no_length_do_not_say_what_is_usual(self, shop: Workshop) -> None:
+        """They are refused; ones that are there from before do not switch off what is measured in usual lengths."""
+        with pytest.raises(MergettaError, match="has learnt nothing"):
+            shop.upload(expert_of(0 * ASIDE), "evil")
+        with shop.store.database.write() as connection:
+            connection.execute(experts.update().values(norm=0.0))
+        shop.store.put_probes(FAMILY, FILE.to_bytes())
+        evil = shop.upload(crafted(0), "evil")
+        shop.build()
+        assert shop.store.expert(evil).state == QUARANTINED
+        assert usual_length([replace(shop.store.expert(evil), norm=norm) for norm in (0.0, 0.0, 1.0)]) == 1.0
+
+    def test_who_takes_long_lets_others_go_on(self, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One is tried at a time here, and of each contributor one first."""
+        for seed in range(6, 9):
+            shop.upload(honest(seed), "honest-0")
+        monkeypatch.setattr(newcomers, "AT_A_TIME", 0.0)
+        shop.store.put_probes(FAMILY, FILE.to_bytes())
+        for count in range(1, 10):
+            shop.build()
+            assert shop.store.counts(FAMILY).get(ACTIVE) == count
+            first = {e.token for e in shop.store.experts(FAMILY, [ACTIVE])}
+            assert len(first) == min(count, 6)
+        family = shop.store.family(FAMILY)
+        shop.build()
+        assert family.built == shop.store.family(FAMILY).built == family.generation
+
+    def test_a_hub_that_stops_does_not_finish_a_trial(self, shop: Workshop) -> None:
+        shop.store.put_probes(FAMILY, FILE.to_bytes())
+        shop.builder.stop()
+        with pytest.raises(Unavailable, match="stops"):
+            shop.build()
+        assert shop.store.counts(FAMILY) == {PENDING: 6}
+
+    @pytest.mark.parametrize("options", [{"open": True}, {"screen": False}, {"probe": False}])
+    def test_who_waited_is_merged_by_a_hub_that_asks_for_nothing(
+        self, tmp_path: Path, options: dict[str, bool]
+    ) -> None:
+        before = Workshop(tmp_path, probe=True)
+        before.upload(honest(0))
+        before.build()
+        after = Workshop(tmp_path, **{"probe": True, **options})
+        after.build()
+        assert after.store.counts(FAMILY) == {ACTIVE: 1} and after.bundle().settings["experts"] == 1
+        generation = after.store.family(FAMILY).generation
+        Workshop(tmp_path, **{"probe": True, **options}).build()
+        assert after.store.family(FAMILY).generation == generation
+
     def test_lost_probes_let_nobody_in(self, shop: Workshop) -> None:
         """And `hub check` says what to do."""
         shop.store.put_probes(FAMILY, FILE.to_bytes())
@@ -276,11 +364,29 @@ def test_who_waits_for_images_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         assert fleet.call("GET", f"/v1/families/{FAMILY}", "consume").json()["lacks_probes"]
         for path in (BUNDLE, f"/v1/families/{FAMILY}/current", f"{BUNDLE}/summary"):
             answer = fleet.call("GET", path, "consume")
-            assert answer.status_code == 404 and "wait for probe images" in answer.json()["detail"]
+            assert answer.status_code == 404 and "lacks probe images" in answer.json()["detail"]
         fleet.store.put_probes(FAMILY, FILE.to_bytes())
         fleet.settle()
         assert not fleet.call("GET", f"/v1/families/{FAMILY}", "consume").json()["lacks_probes"]
         assert fleet.states() == {"domain-0": "active"}
+
+
+class TestImages:
+    def test_that_say_nothing_are_refused(self) -> None:
+        """Black ones, a single class, ones that the model does not know: on these no expert could do harm."""
+        same = ProbeFile(b"m", {"clean": np.repeat(IMAGES[:1], 24, axis=0)})
+        with pytest.raises(MergettaError, match="for one class"):
+            Probes(same, runtime=Tiny()).check()
+        lost = ProbeFile(b"m", {"clean": IMAGES, "inverted": 255 - IMAGES})
+        with pytest.raises(MergettaError, match="no better than guesses"):
+            Probes(lost, runtime=Tiny()).check()
+        Probes(FILE, runtime=Tiny()).check()
+
+    def test_none_counts_twice(self) -> None:
+        twice = np.concatenate([IMAGES[:9], IMAGES[:9]])
+        assert len(different(twice, 32)) == 9 and len(different(IMAGES, 8)) == 8
+        with pytest.raises(MergettaError, match="at least 8 different images: here are 7"):
+            different(twice[[*range(7), *range(9, 16)]], 32)
 
 
 class TestFile:
@@ -324,6 +430,7 @@ def test_command(tmp_path: Path) -> None:
     assert f"{runtime.family} is registered" in result.stdout, result.stderr
     source = load_family("fashion-bn")
     trained = described(source, TorchRuntime(source))
+    assert not shop.store.put_family(trained.to_bytes(), runtime.family)  # the same in other words
     registered = shop.store.family_file(runtime.family)
     registered.check_base(trained.base)
     assert (registered.frozen, registered.blocks) == (trained.frozen, trained.blocks)

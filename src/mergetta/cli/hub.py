@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -182,32 +183,41 @@ def probe(
     from mergetta.errors import MergettaError
 
     store = opened(folder, database, blobs)
+    registered = {each.id for each in store.families()}
     if remove is not None:
+        if images is not None or model is not None:
+            raise MergettaError("--remove goes with no images and no --model.")
+        if remove not in registered:
+            raise MergettaError(f"The hub knows no family {remove!r}, but {', '.join(sorted(registered)) or 'none'}.")
         store.put_probes(remove, None)
-        typer.echo(f"experts of {remove} are tried on no images any more; new ones wait until there are some")
+        typer.echo(f"experts of {remove} are tried on no images any more; new ones wait, unless the hub asks for none")
         return
     if images is None or model is None:
         raise MergettaError("Give images and --model, or --remove FAMILY.")
     from mergetta.data.images import load_images
+    from mergetta.device.stream import ImageShape
     from mergetta.family_file import FamilyFile
     from mergetta.files import read_bytes
-    from mergetta.hub.probes import ProbeFile, Probes
+    from mergetta.hub.probes import ProbeFile, Probes, different
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
 
     content, runtime = read_bytes(model), OnnxRuntime(model)
-    known = runtime.family in {each.id for each in store.families()}
+    known = runtime.family in registered
     if known:
         store.family_file(runtime.family).check_base(runtime.groups)
-    loaded = load_images(images, runtime.metadata["channels"], runtime.metadata["size"])
-    file = ProbeFile.of_images(content, loaded[:: max(1, len(loaded) // count)][:count])
-    own = Probes(file, runtime=runtime).own
+    shape = ImageShape(runtime.metadata["channels"], runtime.metadata["size"])
+    chosen = [shape.fit(image) for image in different(load_images(images, shape.channels, shape.size), count)]
+    file = ProbeFile.of_images(content, np.stack(chosen))
+    probes = Probes(file, runtime=runtime)
+    probes.check()
     if not known:
-        size = {key: runtime.metadata[key] for key in ("channels", "size")}
-        store.put_family(FamilyFile.of_runtime(runtime, model.name, size).to_bytes(), runtime.family)
+        store.put_family(FamilyFile.of_runtime(runtime).to_bytes(), runtime.family)
         typer.echo(f"{runtime.family} is registered")
     store.put_probes(runtime.family, file.to_bytes())
-    views = f"{len(file.views)} views of {min(count, len(loaded))} images"
-    typer.echo(f"experts of {runtime.family} are tried on {views}, where the source model's own loss is {own:.3g}")
+    views = f"{len(file.views)} views of {len(chosen)} images"
+    typer.echo(
+        f"experts of {runtime.family} are tried on {views}, where the source model's own loss is {probes.own:.3g}"
+    )
 
 
 @app.command("audit")

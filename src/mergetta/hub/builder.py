@@ -22,7 +22,7 @@ from mergetta.bundle import Bundle
 from mergetta.hub.held_pool import HeldPool
 from mergetta.hub.newcomers import judge_newcomers
 from mergetta.hub.probes import ProbeFile, Probes
-from mergetta.hub.records import FamilyRecord, Variant
+from mergetta.hub.records import PENDING, FamilyRecord, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.store import Store
 from mergetta.hub.store.storage import Damaged, NotThere, Unavailable
@@ -52,6 +52,8 @@ class Builder:
         self._probes: dict[str, Probes] = {}
         self._rest: dict[str, tuple[float, float]] = {}  # families that failed: until when to leave them, and how long
         self._swept: dict[str, float] = {}
+        self._told: set[str] = set()
+        self._leased = 0.0
         how = f"{settings.recipe.model_dump_json()} {settings.bundle_days} {key_name}"
         self.made_by = hashlib.sha256(how.encode()).hexdigest()[:16]
         """Changes with how bundles are made: a hub with other settings makes them again."""
@@ -87,6 +89,8 @@ class Builder:
             try:
                 self.build_all()
             except Unavailable as error:
+                if self._stop.is_set():
+                    return
                 self.failures += 1
                 log.warning("cannot build: %s", error)
                 self._stop.wait(1.0)
@@ -125,8 +129,10 @@ class Builder:
 
     def _sweep(self, family: FamilyRecord) -> None:
         """At the start and once an hour: what is kept no longer, and whether the current bundle is as it should be."""
-        if family.id not in self._swept and self.settings.wants_probes and not family.probes:
-            log.warning("%s has no probe images, so its experts wait: mergetta hub probe", family.id)
+        waits = self._waits(family)
+        pending = self.store.counts(family.id, approved=not self.settings.open).get(PENDING)
+        if family.id not in self._swept and pending and not waits:
+            self.store.touch(family.id)  # they have waited for what this hub does not ask for
         self.store.forget_variants(family.id)
         self.store.forget_retired(family.id)
         self.store.forget_devices(family.id)
@@ -146,11 +152,14 @@ class Builder:
 
     def _build(self, family: FamilyRecord, stale: Iterable[Variant]) -> None:
         start = time.perf_counter()
+        self._waits(family)
         held = self._held.pop(family.id, None)  # back again when it is in order
         if held is None or held.family.created != family.created:
-            keep_on = partial(self.store.lease, family.id, self.owner, LEASE)
+            keep_on = partial(self._keep_on, family.id)
             held = HeldPool(self.store, self.settings, family, self.store.family_file(family.id), keep_on)
-        judge_newcomers(self.store, self.settings, family, held.file, self._probes_of(family), held.keep_on)
+        self._leased = time.monotonic()
+        probes = self._probes_of(family)
+        complete = judge_newcomers(self.store, self.settings, family, held.file, probes, held.keep_on)
         held.catch_up(family)
         self._held[family.id] = held
         whole: tuple[Bundle, dict[str, Any]] | None = None
@@ -166,10 +175,29 @@ class Builder:
             self.store.publish(family.id, variant, family.generation, bundle, told, self.sign)
             if not held.keep_on():
                 return
+        if not complete:
+            self.store.touch(family.id)  # the others follow
         self.builds += 1
         self.seconds = time.perf_counter() - start
         self.published(family.id)
         self._forget_oldest(family.id)
+
+    def _keep_on(self, family: str) -> bool:
+        """Tell other hubs that this one is at work; False if it stops, or another one has taken over."""
+        if self._stop.is_set():
+            return False
+        if time.monotonic() - self._leased < LEASE / 4:
+            return True
+        self._leased = time.monotonic()
+        return self.store.lease(family, self.owner, LEASE)
+
+    def _waits(self, family: FamilyRecord) -> bool:
+        """Whether its newcomers wait for images to be tried on, which the log says once."""
+        waits = self.settings.wants_probes and not family.probes
+        if waits and family.id not in self._told:
+            log.warning("%s has no probe images, so its experts wait: mergetta hub probe", family.id)
+        (self._told.add if waits else self._told.discard)(family.id)
+        return waits
 
     def _probes_of(self, family: FamilyRecord) -> Probes | None:
         """Those that the operator has set; while they are lost, nobody is judged and nothing is built."""

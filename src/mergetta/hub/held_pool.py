@@ -55,7 +55,7 @@ class HeldPool:
     family: FamilyRecord
     """As it was when it was read last; one that was deleted and registered again is another."""
     file: FamilyFile
-    keep_on: Callable[[], object]
+    keep_on: Callable[[], bool]
     entries: dict[str, Entry] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     """Of each contributor's experts: what it counts, shared among them."""

@@ -28,11 +28,12 @@ AT_ONCE = 256
 
 def usual_length(experts: Sequence[ExpertRecord]) -> float:
     """Of task vectors: the median of the contributors' medians, rounded to a power of 1.1, so that few newcomers change
-    it; 0 of none.
+    it; 0 of none. Those of no length have no say.
     """
     of: dict[str, list[float]] = {}
     for expert in experts:
-        of.setdefault(expert.token, []).append(expert.norm)
+        if expert.norm > 0:
+            of.setdefault(expert.token, []).append(expert.norm)
     usual = float(middle(np.array([np.median(norms) for norms in of.values()]))) if of else 0.0
     return float(1.1 ** np.round(np.log(usual) / np.log(1.1))) if usual > 0 else 0.0
 

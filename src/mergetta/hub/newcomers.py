@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,6 +21,8 @@ YARDSTICK = 256
 """Most experts that others are compared with: of each contributor one, before there is a second of any."""
 RESCREEN = 1000
 """Pools up to this size are screened as a whole again: what was odd among six may be usual among twenty."""
+AT_A_TIME = 5.0
+"""Seconds for which experts are tried on probes before others have a turn: other families, and those tried already."""
 FAINT = 0.25
 """Contributors that count no more than this in a merge have no voice: they pull aside what is usual."""
 
@@ -30,13 +33,13 @@ def judge_newcomers(
     family: FamilyRecord,
     file: FamilyFile,
     probes: Probes | None = None,
-    keep_on: Callable[[], object] = lambda: None,
-) -> None:
+    keep_on: Callable[[], bool] = lambda: True,
+) -> bool:
     """Look at newcomers; in pools that are not large, at everybody again. Who is not approved waits, and so do all
-    while there are no probes in a hub that wants them.
+    while there are no probes in a hub that wants them. False if some are still to be tried.
     """
     if probes is None and settings.wants_probes:
-        return
+        return True
     waiting = set() if settings.open else store.unapproved()
     counts = store.counts(family.id, approved=not settings.open)
     whole = sum(counts.values()) - counts.get(RETIRED, 0) <= RESCREEN
@@ -45,12 +48,13 @@ def judge_newcomers(
     if whole:
         voices = [*(e for e in found if e.decided and e.state != QUARANTINED), *suspects]
     else:
-        voices = store.voices(family.id, YARDSTICK)
+        voices = store.voices(family.id, YARDSTICK) or suspects
     reasons: dict[str, str] = {}
+    complete = True
     if probes and settings.screen:
         usual = usual_length(trusted(fair(voices, YARDSTICK)))
-        known = {e.id: e for e in tried(store, [*found, *voices], probes, usual, keep_on)}
-        voices, suspects = ([known[e.id] for e in experts] for experts in (voices, suspects))
+        known, complete = tried(store, [*found, *voices], probes, usual, keep_on)
+        voices, suspects = ([known[e.id] for e in experts if e.id in known] for experts in (voices, suspects))
         reasons = harmful(trusted(voices), suspects)
         voices = [e for e in voices if e.id not in reasons]
     voices = fair(voices, YARDSTICK)
@@ -62,6 +66,7 @@ def judge_newcomers(
     changed = {e.id: verdict[e.id] for e in suspects if (e.state, e.reason) != verdict[e.id]}
     if changed:
         store.judge(family.id, changed)
+    return complete
 
 
 def weights_of(voices: Sequence[ExpertRecord], usual: float, probes: str) -> dict[str, float]:
@@ -74,22 +79,25 @@ def weights_of(voices: Sequence[ExpertRecord], usual: float, probes: str) -> dic
 
 
 def tried(
-    store: Store, experts: Sequence[ExpertRecord], probes: Probes, usual: float, keep_on: Callable[[], object]
-) -> list[ExpertRecord]:
-    """With the harm that each does on the probe images: measured once, and noted."""
-    found = []
-    for expert in {each.id: each for each in experts}.values():
-        if usual > 0 and not probes.knows(expert, usual):
-            try:
-                groups = Expert.from_bytes(store.blob(expert.id)).groups
-            except Unavailable:
-                raise
-            except MergettaError:  # lost or damaged: it is not merged either
-                found.append(expert)
-                continue
-            harm = probes.harm(groups, usual)
-            store.note_harm(expert.id, probes.digest, usual, harm)
-            expert = replace(expert, probes=probes.digest, usual=usual, harm=harm)
-            keep_on()
-        found.append(expert)
-    return found
+    store: Store, experts: Sequence[ExpertRecord], probes: Probes, usual: float, keep_on: Callable[[], bool]
+) -> tuple[dict[str, ExpertRecord], bool]:
+    """Those that have been tried, by id, with the harm that each does on the probe images: measured once, and noted.
+    Whose content is lost is not among them. And whether there was time for all.
+    """
+    different = {each.id: each for each in experts}
+    found = {name: expert for name, expert in different.items() if probes.knows(expert, usual)}
+    until = time.monotonic() + AT_A_TIME
+    others = [expert for expert in fair(list(different.values()), len(different)) if expert.id not in found]
+    for i, expert in enumerate(others):
+        if i and time.monotonic() > until:
+            return found, False
+        try:
+            groups = Expert.from_bytes(store.blob(expert.id)).groups
+        except Unavailable:
+            raise
+        except MergettaError:  # lost or damaged: it is not merged either
+            continue
+        harm = probes.harm(groups, usual, keep_on)
+        store.note_harm(expert.id, probes.digest, usual, harm)
+        found[expert.id] = replace(expert, probes=probes.digest, usual=usual, harm=harm)
+    return found, True

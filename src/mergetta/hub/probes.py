@@ -16,7 +16,7 @@ root data set instead of a majority).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +29,14 @@ from mergetta.groups import GroupValues, learnable, moment_pairs
 from mergetta.hub.influence import LEAST
 from mergetta.hub.records import ExpertRecord
 from mergetta.hub.screening import MAJORITY
+from mergetta.hub.store.storage import Unavailable
 from mergetta.losses.probabilities import log_softmax, softmax
 from mergetta.runtimes.base import Runtime
 
 FORMAT, VERSION = "mergetta.probes", 1
 CLEAN = "clean"
-COUNT, SEVERITY = 32, 3
-"""Images that are taken, and how strongly they are corrupted."""
+COUNT, FEWEST, SEVERITY = 32, 8, 3
+"""Images that are taken, how many different ones there must be, and how strongly they are corrupted."""
 FAR = 3.5
 """How far the hub goes along a task vector, in usual lengths: whatever the length of an expert, its direction shows."""
 RUIN, ALONE, DOUBT = 16.0, 8.0, 2.0
@@ -90,6 +91,14 @@ class ProbeFile:
         return cls(tensors["model"].tobytes(), {name: tensors[f"view/{name}"] for name in names})
 
 
+def different(images: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+    """So many of them, spread over all, none twice."""
+    first = sorted({hash(image.tobytes()): i for i, image in enumerate(images)}.values())
+    if len(first) < FEWEST:
+        raise MergettaError(f"Give at least {FEWEST} different images: here are {len(first)}.")
+    return images[first[:: max(1, len(first) // count)][:count]]
+
+
 def opened(model: bytes) -> Runtime:
     """With ONNX Runtime, whose 20 MB only a hub with probes needs."""
     from mergetta.runtimes.onnx_runtime import OnnxRuntime
@@ -111,40 +120,58 @@ class Probes:
         if not 0 < self.own < math.inf:
             raise MergettaError("The model's predictions on the probe images are no probabilities: export it again.")
 
-    def loss(self, groups: GroupValues) -> float:
+    def loss(self, groups: GroupValues, keep_on: Callable[[], bool] = lambda: True) -> float:
         """Cross-entropy with the source model's predictions on the clean views, mean over views and images."""
-        return float(np.mean(self.losses(groups, 0.0)))
+        return float(np.mean(self.losses(groups, 0.0, keep_on)))
 
-    def losses(self, groups: GroupValues, given: float) -> NDArray[np.float64]:
+    def losses(
+        self, groups: GroupValues, given: float, keep_on: Callable[[], bool] = lambda: True
+    ) -> NDArray[np.float64]:
         """The same of each view, with the statistics of batches or, if `given` is 1, with the groups' moments."""
         found = []
         for view in self.views:
+            if not keep_on():  # a large model takes longer than a lease
+                raise Unavailable("This hub stops, or another one builds the family.")
             logits = np.asarray(self.runtime(view, groups, given=given).logits, np.float64)
             found.append(-(self.expected * log_softmax(logits)).sum(axis=1).mean())
         return np.array(found)
 
-    def misleads(self, expert: GroupValues) -> bool:
+    def misleads(self, expert: GroupValues, keep_on: Callable[[], bool] = lambda: True) -> bool:
         """Whether an expert with its own moments does far worse than guesses on all views."""
         base = self.runtime.groups
         if not moment_pairs(base):
             return False
-        return not self.losses({**base, **expert}, 1.0).min() <= MISLED * math.log(self.expected.shape[1])
+        return not self.losses({**base, **expert}, 1.0, keep_on).min() <= MISLED * math.log(self.expected.shape[1])
 
-    def harm(self, expert: GroupValues, usual: float) -> float:
+    def harm(self, expert: GroupValues, usual: float, keep_on: Callable[[], bool] = lambda: True) -> float:
         """The logarithm of how many times the source model's loss it has, `FAR` usual lengths along its task vector."""
         base, names = self.runtime.groups, learnable(self.runtime.groups)
-        if self.misleads(expert):
+        if self.misleads(expert, keep_on):
             return WORST
         task = {name: np.asarray(expert[name], np.float64) - base[name] for name in names}
         length = math.sqrt(sum(float(part @ part) for part in task.values()))
         if length == 0:
             return 0.0
-        loss = self.loss({**base, **{n: base[n] + np.float32(FAR * usual / length) * p for n, p in task.items()}})
+        far = {n: base[n] + np.float32(FAR * usual / length) * part for n, part in task.items()}
+        loss = self.loss({**base, **far}, keep_on)
         return min(math.log(loss / self.own), WORST) if loss > 0 else WORST
 
     def knows(self, expert: ExpertRecord, usual: float) -> bool:
         """Whether it has been tried already, at about this length."""
-        return expert.probes == self.digest and expert.usual is not None and 1 / SAME < expert.usual / usual < SAME
+        if expert.probes != self.digest or expert.usual is None or expert.harm is None:
+            return False
+        return expert.usual == usual or usual / SAME < expert.usual < usual * SAME
+
+    def check(self) -> None:
+        """Raise unless experts can do harm on these images: unless the model knows what it sees."""
+        classes = self.expected.shape[1]
+        if len(set(self.expected.argmax(1).tolist())) == 1:
+            raise MergettaError("The model takes all of these images for one class: give images of several.")
+        if self.own >= math.log(classes):
+            raise MergettaError(
+                f"On corrupted views of these images the model does no better than guesses (loss {self.own:.2g} of "
+                f"{math.log(classes):.2g}): are they clean images of what it was trained on?"
+            )
 
 
 def most_harm(harms: Sequence[float]) -> tuple[float, float]:

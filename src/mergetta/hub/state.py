@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mergetta.family_file import FamilyFile
 from mergetta.hub.builder import Builder
 from mergetta.hub.limits import Gate
-from mergetta.hub.records import BundleRecord, Variant
+from mergetta.hub.records import BundleRecord, FamilyRecord, Variant
 from mergetta.hub.settings import HubSettings
 from mergetta.hub.signing import Signer
 from mergetta.hub.store import Store
@@ -101,9 +101,9 @@ class Hub:
             self.builder.wake()
             raise Unavailable("The content of this bundle is lost: it is being built again.") from error
 
-    def lacks_probes(self, family: str) -> bool:
-        """Whether newcomers of a family wait for images to be tried on."""
-        return self.settings.wants_probes and not self.store.family(family).probes
+    def lacks_probes(self, family: FamilyRecord) -> bool:
+        """Whether its newcomers wait for images to be tried on."""
+        return self.settings.wants_probes and not family.probes
 
     def pointer(self, served: Served) -> Pointer:
         """Made, and signed, once for each bundle that is served."""

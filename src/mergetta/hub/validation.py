@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from mergetta.errors import MergettaError
 from mergetta.expert import Expert
 from mergetta.family_file import FamilyFile
-from mergetta.groups import learnable
+from mergetta.groups import GroupValues, learnable
 
 LARGEST = 1e4
 """No norm layer has weights of this size; sums of squares of larger ones drown everything else in rounding."""
@@ -24,6 +25,9 @@ MOST_CHANNELS = 2**16
 
 MOST_GROUPS = 4096
 """Of a family: no network has as many norm layers."""
+
+SHORTEST = 1e-6
+"""Of a task vector, as a share of the base's length: what 32 bits can tell apart."""
 
 FURTHEST = 100.0
 """No domain shifts the moments of a network by so many standard deviations, or powers of e, on average."""
@@ -49,6 +53,12 @@ def check_expert(expert: Expert) -> None:
             raise MergettaError(f"This expert's {kind} has more than {MOST_CHANNELS} channels.")
         if moments is not None and (np.abs(moments[0]).max() > LARGEST_MOMENT or moments[1].max() > LARGEST_MOMENT**2):
             raise MergettaError(f"This expert's {kind} has values above {LARGEST_MOMENT:g}: it has diverged.")
+
+
+def check_length(norm: float, base: GroupValues) -> None:
+    """Of a task vector: experts of no length would decide what is a usual one."""
+    if norm <= SHORTEST * math.sqrt(sum(float(np.square(base[name]).sum()) for name in learnable(base))):
+        raise MergettaError("This expert has learnt nothing: its scales and shifts are the source model's.")
 
 
 def check_family(file: FamilyFile, memory: int) -> None:

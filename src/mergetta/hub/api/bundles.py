@@ -103,8 +103,11 @@ def variant_for(token: TokenRecord | None, exclude: Sequence[str] | None, exclud
 
 
 def nothing_merged(hub: Hub, family: str) -> HTTPException:
-    why = ": they wait for probe images (mergetta hub probe)" if hub.lacks_probes(family) else ""
-    return HTTPException(404, f"The family {family!r} has no experts to merge yet{why}.")
+    if hub.lacks_probes(hub.store.family(family)):
+        return HTTPException(
+            404, f"The family {family!r} has no bundle yet: it lacks probe images (mergetta hub probe)."
+        )
+    return HTTPException(404, f"The family {family!r} has no experts to merge yet.")
 
 
 def being_built() -> Response:

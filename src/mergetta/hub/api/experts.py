@@ -43,7 +43,8 @@ def expert_shapes(hub: Hub, token: TokenRecord, experts: Sequence[ExpertRecord])
     names = hub.store.token_names({each.token for each in experts}) if admin else {}
     unlooked = not hub.settings.open and any(each.state == PENDING for each in experts)
     unapproved = hub.store.unapproved() if unlooked else set()
-    unprobed = {family for family in {each.family for each in experts if unlooked} if hub.lacks_probes(family)}
+    families = {each.family for each in experts if unlooked}
+    unprobed = {family for family in families if hub.lacks_probes(hub.store.family(family))}
     shapes = []
     for each in experts:
         known = each if admin or each.token == token.id else replace(each, token="")

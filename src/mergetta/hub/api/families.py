@@ -31,7 +31,7 @@ def family_shape(hub: Hub, family: FamilyRecord) -> FamilyShape:
         **{name: getattr(family, name) for name in ("id", "note", "preprocessing", "groups", "parameters", "created")},
         experts=hub.store.counts(family.id),
         bundle=current.id if current else None,
-        lacks_probes=hub.lacks_probes(family.id),
+        lacks_probes=hub.lacks_probes(family),
         up_to_date=family.built >= family.generation,
         waiting_since=hub.store.waiting_since(family),
     )
@@ -62,7 +62,8 @@ async def put_family(
     Whoever registers a family says what its source model is: that takes an administrator, or the token made for it.
     """
     if token.role != ADMIN and token.registers != family and not hub.settings.open:
-        raise HTTPException(403, f"The family {family!r} is registered by an administrator, or by a token made for it.")
+        who = "an administrator (mergetta hub probe), or by a token made for it"
+        raise HTTPException(403, f"The family {family!r} is registered by {who}.")
 
     def put(body: Body) -> bool:
         return hub.store.put_family(body.read(), family, token.id)

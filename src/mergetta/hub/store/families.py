@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
@@ -20,22 +21,29 @@ from mergetta.hub.validation import check_family
 REGISTER = "register family"
 
 
+def same_merge(one: FamilyFile, other: FamilyFile) -> bool:
+    """Whether they are the same but for the note and the preprocessing."""
+    alike = (one.frozen, one.blocks, [*one.base]) == (other.frozen, other.blocks, [*other.base])
+    return alike and all(np.array_equal(one.base[name], other.base[name]) for name in one.base)
+
+
 class FamilyStore(AuditStore):
     limits: Limits
     pool_memory: int
     """Families whose scatter matrices exceed so many bytes are refused."""
 
     def put_family(self, data: bytes, family: str, by: str = COMMAND_LINE) -> bool:
-        """Register a family; True if it is new. The same file again changes nothing."""
+        """Register a family; True if it is new. The same again, described in other words or not, changes nothing."""
         file = FamilyFile.from_bytes(data)
         if file.family != family:
             raise MergettaError(f"This file describes the family {file.family!r}, not {family!r}.")
         check_family(file, self.pool_memory)
         known = self._family(family)
         if known is not None:
-            if known.blob != digest_of(data):
+            if known.blob == digest_of(data):
+                self.put_blob(data)  # it may have been lost or damaged
+            elif not same_merge(self.family_file(family), file):
                 raise Conflict(f"The family {family!r} is registered with other contents.")
-            self.put_blob(data)  # it may have been lost or damaged
             return False
         with reachable(), self.database.read() as connection:
             self._admit_family(connection, by)  # before anything is written

@@ -17,7 +17,7 @@ from mergetta.hub.store.experts import ExpertStore
 from mergetta.hub.store.families import FamilyStore
 from mergetta.hub.store.schema import experts, tokens
 from mergetta.hub.store.storage import Damaged, NotThere, Refused, reachable
-from mergetta.hub.validation import FURTHEST, check_expert
+from mergetta.hub.validation import FURTHEST, check_expert, check_length
 from mergetta.merging.build import check_experts
 
 
@@ -41,6 +41,7 @@ class UploadStore(FamilyStore, ExpertStore):
         if rms(layers) > FURTHEST:
             raise MergettaError("This expert's moments are not of this family, or it has diverged.")
         norm, sketch = sketch_of(expert.groups, base.base)
+        check_length(norm, base.base)
         samples = expert.provenance.get("samples")
         counted = isinstance(samples, int) and not isinstance(samples, bool) and 0 <= samples < 2**62
         now = time.time()

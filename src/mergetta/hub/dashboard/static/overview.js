@@ -33,7 +33,7 @@ function drawTiles(family, bundle, devices) {
   const states = devices.map(stateOf);
   const inState = (state) => states.filter((each) => each === state).length;
   const present = ["adapting", "settled", "silent"].filter(inState).map((state) => `${inState(state)} ${state}`);
-  const awaited = family.lacks_probes ? "probe images" : "approval";
+  const awaited = family.lacks_probes ? "probe images or approval" : "approval";
   const waits = family.up_to_date ? `waiting for ${awaited}` : "being looked at";
   const merged = active ? "merged into the bundle" : "none yet";
   const entropy = median(devices.map((device) => device.last.entropy).filter((entropy) => entropy !== null));
@@ -53,7 +53,7 @@ function attention(family, devices, linkTo) {
   const silent = devices.filter((device) => stateOf(device) === "silent");
   const older = devices.filter((device) => !silent.includes(device) && bundleOf(device) === "older");
   if (quarantined) note("quarantined", `${many(quarantined, "expert")} to accept or reject`, "quarantine");
-  if (family.lacks_probes) note("none", "No images to try experts on, so none is merged: mergetta hub probe", "experts");
+  if (family.lacks_probes) note("none", "No images to try experts on, so new ones wait: mergetta hub probe", "experts");
   else if (pending && family.up_to_date) note("pending", `${many(pending, "expert")} of new tokens: approve or not`, "experts");
   if (!Object.keys(family.experts).length) note("none", "No expert yet: how to upload the first", "experts");
   if (!devices.length) note("none", "No device yet: how to start the first", "devices");
