@@ -9,6 +9,7 @@ import pytest
 
 from mergetta import MergettaError, create_adapter
 from mergetta.adapters.base import Adapter
+from mergetta.adapters.wrappers import wrapped
 from mergetta.adapters.wrappers.head import Headed, HeadSettings
 from mergetta.losses.probabilities import softmax
 from mergetta.losses.roid import likelihood_ratio_slope, sample_weights, soft_likelihood_ratio
@@ -191,3 +192,10 @@ def test_it_never_moves_far(count: int = 200) -> None:
         softmax(headed.predict(images))
     chosen = headed.settings
     assert headed.head is not None and np.sqrt((headed.head**2).mean()) <= 1.5 * chosen.rate / chosen.pull
+
+
+@pytest.mark.parametrize(("classes", "learns"), [(100, True), (101, False)])
+def test_there_is_none_for_many_classes(classes: int, learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Confidence(batch_norm=True)
+    monkeypatch.setattr(type(runtime), "classes", classes)
+    assert isinstance(wrapped(create_adapter("source", runtime), head=True), Headed) == learns

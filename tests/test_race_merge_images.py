@@ -243,3 +243,26 @@ def test_large_images_are_never_normalised_together(size: int, own: bool) -> Non
     assert (adapter.refinement.steps > 0) == own  # no duel, no steps
     assert adapter.refinement.over != own and adapter.refining == own
     assert own or adapter.visit.count >= 2000  # and it did not forget the domain for steps that it does not take
+
+
+def test_large_images_that_come_together_are_normalised_by_their_own_statistics() -> None:
+    """As a plain model would, once the stream is known to be mixed; single frames and few are not."""
+    runtime = Confidence(batch_norm=True)
+    adapter = race_merge(runtime, [expert(2.0, batch_norm=True), expert(0.5, batch_norm=True)])
+    images = mixed_images(96)
+    adapter.predict(images[:15])
+    assert 0.0 not in runtime.given and not adapter.normalise.moments.is_trusted
+    adapter.predict(images)
+    assert adapter.race.begun and adapter.normalise.moments.is_trusted
+    assert 0.0 in runtime.given  # candidates are compared as they come too
+    for count, by_themselves in ((32, True), (15, False), (1, False)):
+        for learn in (True, False):
+            runtime.given.clear()
+            adapter.mixture.follow(images[:count], adapter.weights, learn)
+            assert (runtime.given[-1] == 0.0) == by_themselves
+    same = np.repeat(images[:1], 32, axis=0)  # all of one class, whatever they are normalised by
+    runtime.given.clear()
+    adapter.mixture.follow(same, adapter.weights)
+    assert runtime.given[-1] > 0
+    adapter.reset()
+    assert not adapter.normalise.moments.is_trusted

@@ -150,6 +150,10 @@ class DomainMoments:
         """The stream is known to be mixed: predictions that pile up are wrong ones."""
         self.floor = self.settings.trusted
 
+    @property
+    def is_trusted(self) -> bool:
+        return self.floor >= self.settings.trusted
+
     def state(self) -> dict[str, Any]:
         return {**self.stream.state("moments."), "moments.classes": self.classes.copy(), "moments.floor": self.floor}
 

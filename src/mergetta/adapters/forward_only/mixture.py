@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mergetta.adapters.forward_only.normaliser import TOGETHER as MOST
 from mergetta.adapters.forward_only.normaliser import Aligner, Normalisation, Normaliser, Plain
 from mergetta.adapters.forward_only.refinement import Forward
 from mergetta.adapters.forward_only.source_features import check_source
@@ -38,6 +39,8 @@ class Mixture:
     def __init__(self, runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None) -> None:
         self.runtime, self.bundle = runtime, bundle
         self.normalise = normaliser_of(runtime, bundle, moments, source)
+        self.width = 0
+        """Images that the stream brings in one batch, which may go through the model in one pass then."""
         self._merged = lru_cache(2)(self._merge)
         """Of the last two: what predicts, and what is tried."""
 
@@ -66,8 +69,10 @@ class Mixture:
         another network's.
         """
         alone = alone and self.fits(held)
+        if alone and self.normalise.moments is not None and not self.small(held):
+            self.normalise.moments.trust()
         predict = self.normalise.once(*self._of(weights), alone)
-        size = portion_of(held) if self.normalise.moments is not None and not alone else together(held)
+        size = portion_of(held) if self.normalise.moments is not None and not alone else self.together(held)
         return np.concatenate([probabilities(predict(unpacked(held[i : i + size]))) for i in range(0, len(held), size)])
 
     def begin(self, held: NDArray[Any], weights: Vector) -> None:
@@ -75,11 +80,21 @@ class Mixture:
         large to stand for the domain: else moments stay those of the stream.
         """
         if self.fits(held):
-            self.normalise.begin(unpacked(held[: together(held)]), *self._of(weights))
+            self.normalise.begin(unpacked(held[: self.together(held)]), *self._of(weights))
 
     def fits(self, images: NDArray[Any]) -> bool:
-        """Whether images are so small, or so independent, that enough of them go through the model in one pass."""
+        """Whether images are so small, or so independent, that enough of them go through the model in one pass, or come
+        so.
+        """
+        return self.small(images) or self.width >= TOGETHER
+
+    def small(self, images: NDArray[Any]) -> bool:
         return not has_batch_norm(self.runtime.structure) or TOGETHER * images[0, 0].size <= PIXELS
+
+    def together(self, images: NDArray[Any]) -> int:
+        """How many go through the model in one pass where they depend on each other."""
+        pixels = images[0, 0].size
+        return int(max(TOGETHER, PIXELS // pixels, 0 if self.small(images) else min(self.width, MOST // pixels)))
 
     def moving(self, weights: Vector, images: NDArray[Any]) -> tuple[Forward, Forward | None]:
         """Logits of images with something added to the groups: normalised as the stream is, or with the statistics of
@@ -87,12 +102,12 @@ class Mixture:
         """
 
         def alone(images: NDArray[Any], moved: Mapping[str, Vector]) -> NDArray[Any]:
-            groups, size = self.groups(weights, moved), together(images)
+            groups, size = self.groups(weights, moved), self.together(images)
             parts = (images[i : i + size] for i in range(0, len(images), size))
             return np.concatenate([to_numpy(self.runtime(part, groups).logits) for part in parts])
 
         return lambda images, moved: to_numpy(self(images, weights, moved=moved).logits), (
-            alone if self.fits(images) else None
+            alone if self.small(images) else None
         )
 
     def groups(self, weights: Vector, moved: Mapping[str, Vector] | None = None) -> dict[str, Vector]:
@@ -106,11 +121,6 @@ class Mixture:
         if home:
             return self.runtime.folded(self.runtime.groups)
         return self.normalise.folded(self.groups(weights, moved), self._of(weights)[1])
-
-
-def together(images: NDArray[Any]) -> int:
-    """How many go through a model in one pass where they depend on each other."""
-    return int(max(TOGETHER, PIXELS // images[0, 0].size))
 
 
 def normaliser_of(runtime: Runtime, bundle: Bundle, moments: bool, source: Sequence[Vector] | None) -> Normalisation:
