@@ -75,9 +75,8 @@ def command(
     adapter = create(method, runtime, Bundle.load(bundle, runtime.family), options, mirror, runs, head)
     broken: list[str] = []
     batches = readable(domain, seed, batch_size, cast("Order", order), broken.append)
-    total = -(-len(domain.labels) // batch_size)
-    shown = track(batches, "predicting", total, console=Console(stderr=True), transient=True)
-    before, after = evaluate(adapter, iter(shown))
+    count, bar = -(-len(domain.labels) // batch_size), Console(stderr=True)
+    before, after = evaluate(adapter, iter(track(batches, "predicting", count, console=bar, transient=True)))
     settings = {"method": method, "batch_size": batch_size, "order": order, "seed": seed, "images": images}
     if json:
         facts = {"family": runtime.family, "settings": settings, "images": len(after.labels), "broken": broken}

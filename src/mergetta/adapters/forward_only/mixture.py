@@ -60,6 +60,7 @@ class Mixture:
 
     def follow(self, images: Array, weights: Vector, learn: bool = True) -> Output:
         """A pass over the next images of a stream, as cheap as it gets."""
+        self.width = max(self.width, len(images))
         run = self.normalise.follow if learn else self.normalise.glance
         return run(images, *self._of(weights))
 

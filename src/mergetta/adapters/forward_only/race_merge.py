@@ -197,7 +197,6 @@ class RaceMerge(Adapter):
 
     def predict(self, images: Array, adapt: bool = True) -> Array:
         """Logits of a batch; `adapt=False` only predicts."""
-        self.mixture.width = max(self.mixture.width, len(images))
         output, p = self._merge(images, learn=adapt and self.visit.channels is not None)
         if adapt and self._follow(to_numpy(output.signature), p):
             output, p = self._merge(images, learn=True)
