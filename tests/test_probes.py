@@ -276,19 +276,35 @@ class TestHub:
         assert usual_length([replace(shop.store.expert(evil), norm=norm) for norm in (0.0, 0.0, 1.0)]) == 1.0
 
     def test_who_takes_long_lets_others_go_on(self, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One is tried at a time here, and of each contributor one first."""
+        """One is tried at a time here, of each contributor one first; nobody is judged by half a yardstick."""
         for seed in range(6, 9):
             shop.upload(honest(seed), "honest-0")
         monkeypatch.setattr(newcomers, "AT_A_TIME", 0.0)
+        monkeypatch.setattr(newcomers, "YARDSTICK", 6)
+        lost = shop.upload(honest(20), "gone")
+        shop.lose(lost, "missing")
         shop.store.put_probes(FAMILY, FILE.to_bytes())
-        for count in range(1, 10):
+        merged, tried = [], [0]
+        while tried[-1] < 9:
             shop.build()
-            assert shop.store.counts(FAMILY).get(ACTIVE) == count
-            first = {e.token for e in shop.store.experts(FAMILY, [ACTIVE])}
-            assert len(first) == min(count, 6)
+            tried.append(sum(e.harm is not None for e in shop.store.experts(FAMILY)))
+            assert tried[-2] < tried[-1] <= tried[-2] + 2  # one of the yardstick, or one of the others
+            merged.append(shop.store.counts(FAMILY).get(ACTIVE, 0))
+        assert merged[:4] == [0] * 4 and merged[-1] == 9
+        shop.build()
         family = shop.store.family(FAMILY)
         shop.build()
         assert family.built == shop.store.family(FAMILY).built == family.generation
+        assert shop.store.expert(lost).state == PENDING
+
+    def test_strangers_do_not_take_turns(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "opened", lambda model: Tiny())
+        shop = Workshop(tmp_path / "closed", probe=True)
+        stranger = shop.store.create_token("stranger", "contribute")[1].id
+        shop.store.put_probes(FAMILY, FILE.to_bytes())
+        theirs, ours = shop.upload(honest(1), stranger), shop.upload(honest(0))
+        shop.build()
+        assert shop.store.expert(theirs).harm is None and shop.store.expert(ours).state == ACTIVE
 
     def test_a_hub_that_stops_does_not_finish_a_trial(self, shop: Workshop) -> None:
         shop.store.put_probes(FAMILY, FILE.to_bytes())

@@ -131,7 +131,7 @@ class Builder:
         """At the start and once an hour: what is kept no longer, and whether the current bundle is as it should be."""
         waits = self._waits(family)
         pending = self.store.counts(family.id, approved=not self.settings.open).get(PENDING)
-        if family.id not in self._swept and pending and not waits:
+        if family.id not in self._swept and pending and not waits and not family.probes:
             self.store.touch(family.id)  # they have waited for what this hub does not ask for
         self.store.forget_variants(family.id)
         self.store.forget_retired(family.id)
@@ -159,7 +159,9 @@ class Builder:
             held = HeldPool(self.store, self.settings, family, self.store.family_file(family.id), keep_on)
         self._leased = time.monotonic()
         probes = self._probes_of(family)
-        complete = judge_newcomers(self.store, self.settings, family, held.file, probes, held.keep_on)
+        going = partial(self._going, family.id)
+        if not judge_newcomers(self.store, self.settings, family, held.file, probes, going):
+            self.store.touch(family.id)  # the others follow, whatever becomes of this build
         held.catch_up(family)
         self._held[family.id] = held
         whole: tuple[Bundle, dict[str, Any]] | None = None
@@ -175,17 +177,18 @@ class Builder:
             self.store.publish(family.id, variant, family.generation, bundle, told, self.sign)
             if not held.keep_on():
                 return
-        if not complete:
-            self.store.touch(family.id)  # the others follow
         self.builds += 1
         self.seconds = time.perf_counter() - start
         self.published(family.id)
         self._forget_oldest(family.id)
 
+    def _going(self, family: str) -> bool:
+        """The same for trials, which may take longer than a lease: they are worth finishing all the same."""
+        self._keep_on(family)
+        return not self._stop.is_set()
+
     def _keep_on(self, family: str) -> bool:
-        """Tell other hubs that this one is at work; False if it stops, or another one has taken over."""
-        if self._stop.is_set():
-            return False
+        """Tell other hubs that this one is at work; False if another one has taken over."""
         if time.monotonic() - self._leased < LEASE / 4:
             return True
         self._leased = time.monotonic()

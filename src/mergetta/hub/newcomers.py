@@ -44,7 +44,8 @@ def judge_newcomers(
     counts = store.counts(family.id, approved=not settings.open)
     whole = sum(counts.values()) - counts.get(RETIRED, 0) <= RESCREEN
     found = store.experts(family.id, (PENDING, ACTIVE, QUARANTINED) if whole else (PENDING,))
-    suspects = [e for e in found if not e.decided and e.token not in waiting]
+    found = [e for e in found if e.token not in waiting or (e.decided and e.state != QUARANTINED)]
+    suspects = [e for e in found if not e.decided]
     if whole:
         voices = [*(e for e in found if e.decided and e.state != QUARANTINED), *suspects]
     else:
@@ -52,8 +53,14 @@ def judge_newcomers(
     reasons: dict[str, str] = {}
     complete = True
     if probes and settings.screen:
-        usual = usual_length(trusted(fair(voices, YARDSTICK)))
-        known, complete = tried(store, [*found, *voices], probes, usual, keep_on)
+        first = fair(voices, YARDSTICK)
+        usual = usual_length(trusted(first)) or usual_length(suspects)
+        known, complete = tried(store, first, probes, usual, keep_on)
+        if not complete:  # nobody is judged by half a yardstick
+            return False
+        rest = [e for e in (*found, *voices) if e.id not in known]
+        others, complete = tried(store, rest, probes, usual, keep_on)
+        known |= others
         voices, suspects = ([known[e.id] for e in experts if e.id in known] for experts in (voices, suspects))
         reasons = harmful(trusted(voices), suspects)
         voices = [e for e in voices if e.id not in reasons]
@@ -88,8 +95,9 @@ def tried(
     found = {name: expert for name, expert in different.items() if probes.knows(expert, usual)}
     until = time.monotonic() + AT_A_TIME
     others = [expert for expert in fair(list(different.values()), len(different)) if expert.id not in found]
-    for i, expert in enumerate(others):
-        if i and time.monotonic() > until:
+    before = len(found)
+    for expert in others:
+        if len(found) > before and time.monotonic() > until:
             return found, False
         try:
             groups = Expert.from_bytes(store.blob(expert.id)).groups

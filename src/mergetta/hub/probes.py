@@ -130,8 +130,8 @@ class Probes:
         """The same of each view, with the statistics of batches or, if `given` is 1, with the groups' moments."""
         found = []
         for view in self.views:
-            if not keep_on():  # a large model takes longer than a lease
-                raise Unavailable("This hub stops, or another one builds the family.")
+            if not keep_on():  # a large model takes long
+                raise Unavailable("This hub stops.")
             logits = np.asarray(self.runtime(view, groups, given=given).logits, np.float64)
             found.append(-(self.expected * log_softmax(logits)).sum(axis=1).mean())
         return np.array(found)

@@ -15,7 +15,7 @@ from mergetta.hub.settings import Limits
 from mergetta.hub.store.audit import COMMAND_LINE, AuditStore
 from mergetta.hub.store.blobs import digest_of
 from mergetta.hub.store.schema import audit, bundles, devices, experts, families, reports, tokens, variants
-from mergetta.hub.store.storage import Conflict, Refused, reachable, record, unknown
+from mergetta.hub.store.storage import Conflict, Damaged, NotThere, Refused, reachable, record, unknown
 from mergetta.hub.validation import check_family
 
 REGISTER = "register family"
@@ -42,7 +42,7 @@ class FamilyStore(AuditStore):
         if known is not None:
             if known.blob == digest_of(data):
                 self.put_blob(data)  # it may have been lost or damaged
-            elif not same_merge(self.family_file(family), file):
+            elif not self._is_same(family, file):
                 raise Conflict(f"The family {family!r} is registered with other contents.")
             return False
         with reachable(), self.database.read() as connection:
@@ -61,6 +61,12 @@ class FamilyStore(AuditStore):
                 return True
             except IntegrityError:  # somebody else was quicker
                 return self.put_family(data, family, by)
+
+    def _is_same(self, family: str, file: FamilyFile) -> bool:
+        try:
+            return same_merge(self.family_file(family), file)
+        except (NotThere, Damaged):  # only the very same file mends it
+            return False
 
     def _admit_family(self, connection: sa.Connection, by: str) -> None:
         """`Refused` to a contributor that has registered as many as it may; those that were deleted do not count."""
